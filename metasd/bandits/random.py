@@ -1,0 +1,34 @@
+"""A drafter at random each round: the baseline that shows what choosing is worth."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from metasd.bandits.base import Policy, Setting
+from metasd.core import NULL_ARM, Choice, Offer
+
+
+class Random(Policy):
+    """Plays an arm drawn uniformly among those that are awake; the null arm only where nothing else is.
+
+    Args:
+        setting: what it plays for.
+        seed: of its own generator.
+        options: of `Policy`.
+    """
+
+    def __init__(self, setting: Setting, seed: float = 0, **options: Any) -> None:
+        self._random = random.Random(int(seed))
+        super().__init__(setting, **options)
+
+    def choose(self, available: Mapping[str, Offer]) -> Choice:
+        arm = self._random.choice([arm for arm in available if arm != NULL_ARM])
+        return Choice(arm, self.length(arm, available[arm]))
+
+    def own_state(self) -> dict[str, Any]:
+        version, words, gauss = self._random.getstate()
+        return {"generator": [version, list(words), gauss]}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        version, words, gauss = state["generator"]
+        self._random.setstate((version, tuple(words), gauss))

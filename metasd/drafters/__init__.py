@@ -1,0 +1,63 @@
+"""Drafters: one file each, registered here by name. A new one is a file with a class and a line in this table."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from metasd.core import NULL_ARM, UsageError, refuse
+from metasd.drafters.base import Drafter
+from metasd.registry import Registry, parse_spec
+
+if TYPE_CHECKING:
+    from metasd.target import Target
+
+DRAFTERS = Registry(
+    "drafter",
+    {
+        "null": "metasd.drafters.null:NullDrafter",
+        "ngram": "metasd.drafters.ngram:NgramDrafter",
+        "suffix": "metasd.drafters.suffix:SuffixDrafter",
+        "lm": "metasd.drafters.lm:LMDrafter",
+    },
+)
+DEMO_POOL = ("ngram", "suffix")
+
+__all__ = ["DEMO_POOL", "DRAFTERS", "Drafter", "load_drafters"]
+
+
+def load_drafters(given: str | Sequence[str | Drafter], target: "Target") -> dict[str, Drafter]:
+    """The pool's arms by name, in the order given; the null arm is added where it is missing.
+
+    Args:
+        given: "demo", or specs: a registered name, `name:key=value,...`, or a folder or hub id of a causal model with
+            the target's tokenizer; or ready drafters.
+        target: what they draft for.
+
+    Raises:
+        UsageError: a name is unknown (the known ones are listed) or stands twice.
+        MetaSDError: a model cannot be loaded, or its tokenizer is not the target's.
+    """
+    if isinstance(given, str):
+        given = DEMO_POOL if given == "demo" else [part for part in given.split(";") if part]
+    arms: dict[str, Drafter] = {}
+    for entry in given:
+        drafter = _load_one(entry, target) if isinstance(entry, str) else entry
+        if not isinstance(drafter, Drafter):
+            raise refuse("drafters", "names, paths or Drafter objects", type(drafter).__name__)
+        if drafter.name in arms:
+            raise refuse("drafters", "arms with different names", f"{drafter.name!r} twice")
+        arms[drafter.name] = drafter
+    if NULL_ARM not in arms:
+        arms[NULL_ARM] = DRAFTERS.load(NULL_ARM)(target)
+    return arms
+
+
+def _load_one(spec: str, target: "Target") -> Drafter:
+    name, options = parse_spec(spec)
+    is_path = "/" in spec or spec.startswith(".")
+    if name not in DRAFTERS and is_path:
+        name, options = "lm", {"path": spec}
+    if name not in DRAFTERS:
+        known = ", ".join(DRAFTERS.names())
+        raise UsageError(f"drafters: expected one of {known}, or the folder or hub id of a model, got {spec!r}")
+    drafter: Drafter = DRAFTERS.load(name).from_options(target, options)
+    return drafter

@@ -1,0 +1,93 @@
+"""What a drafter is. To add one: subclass, implement four methods, add a line to the registry in `__init__.py`."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torch import Tensor
+
+from metasd.core import Coins, Draft, Offer, Request, refuse
+
+if TYPE_CHECKING:
+    from metasd.target import Target
+
+
+class Drafter(ABC):
+    """Proposes blocks of tokens for one sequence.
+
+    The engine calls, for each request, `reset`, and then in each round at most `offer`, `draft`, `rewind`; `commit`
+    brings the tokens that became part of the sequence. A drafter knows how many committed tokens it has seen only from
+    these calls: it may be left out for any number of rounds and then gets what it missed in one `commit`.
+
+    Attributes:
+        name: the arm's name.
+        requires_features: whether `commit` needs the target's hidden states of the committed tokens.
+        follows: whether the drafter takes every round's tokens at once, for next to nothing; others catch up when they
+            are activated.
+        nominal_cost: rough cost of one draft token, in plain forward passes of the target; used only where clocks must
+            not decide.
+    """
+
+    name: str
+    requires_features: ClassVar[bool] = False
+    follows: ClassVar[bool] = False
+    nominal_cost: float = 0.0
+
+    def __init__(self, target: "Target") -> None:
+        self.target = target
+
+    @classmethod
+    def from_options(cls, target: "Target", options: dict[str, Any]) -> Self:
+        """Build from the options of a spec such as `ngram:max_match=4`.
+
+        Raises:
+            UsageError: an option is unknown or has the wrong type.
+        """
+        known = {
+            name: parameter
+            for name, parameter in inspect.signature(cls).parameters.items()
+            if name != "target" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        given = {}
+        for key, value in options.items():
+            if key not in known:
+                raise refuse(f"drafter {cls.__name__}", f"options among {', '.join(known) or 'none'}", repr(key))
+            is_whole = isinstance(value, float) and known[key].annotation in (int, "int")
+            if is_whole and value != int(value):
+                raise refuse(key, "an integer", value)
+            given[key] = int(value) if is_whole else value
+        missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in given]
+        if missing:
+            raise refuse(f"drafter {cls.__name__}", f"the option {missing[0]}", "none")
+        return cls(target, **given)
+
+    @abstractmethod
+    def reset(self, request: Request) -> None:
+        """Forget everything and read the prompt of a new request."""
+
+    @abstractmethod
+    def offer(self, max_num_draft_tokens: int) -> Offer | None:
+        """How far this drafter could draft now, at most so many tokens; None: nothing to propose, the arm sleeps.
+
+        May depend on committed tokens only.
+        """
+
+    @abstractmethod
+    def draft(self, num_draft_tokens: int, coins: Coins) -> Draft | None:
+        """Propose at most so many tokens (at least 1) behind the committed ones, or None.
+
+        How many are proposed may depend on committed tokens only: a block that is cut because of a sampled token is
+        not drawn from the law that it claims.
+        """
+
+    @abstractmethod
+    def commit(self, token_ids: Sequence[int], features: Tensor | None = None) -> None:
+        """Take tokens that became part of the sequence; those of the last draft that were accepted come again."""
+
+    def rewind(self, num_tokens: int) -> None:  # noqa: B027 - optional
+        """Forget the last `num_tokens` tokens of the last draft: they were rejected. Comes before `commit`."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes held, by what they are for."""
+        return {}

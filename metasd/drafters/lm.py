@@ -1,0 +1,115 @@
+"""Any smaller causal model with the target's tokenizer: the drafter of classic speculative decoding."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from metasd.cache import ModelCache
+from metasd.core import Coins, Draft, MetaSDError, Offer, Position, Request
+from metasd.drafters.base import Drafter
+from metasd_kernels import logit_cutoff, sample
+
+if TYPE_CHECKING:
+    from metasd.target import Target
+
+
+class LMDrafter(Drafter):
+    """Drafts token by token with a causal model, drawn from its own law under the request's sampling parameters.
+
+    Args:
+        target: what it drafts for.
+        path: folder or hub id of the model.
+        model, tokenizer: a ready transformers model instead; then `path` is only its name.
+
+    Raises:
+        MetaSDError: the model cannot be loaded, has another tokenizer than the target, or a cache that cannot rewind.
+    """
+
+    def __init__(self, target: "Target", path: str, model: Any = None, tokenizer: Any = None) -> None:
+        super().__init__(target)
+        self.name = Path(path).name or path
+        if model is None:
+            from metasd.target import load_model
+
+            model, tokenizer = load_model(path, f"drafter {path!r}", target.device, target.model.dtype)
+        if tokenizer is not None and target.tokenizer is not None:
+            _check_tokenizer(self.name, tokenizer, target.tokenizer)
+        self._cache = ModelCache(model, f"drafter {self.name!r}")
+        sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (model, target.model)]
+        self.nominal_cost = sizes[0] / sizes[1]
+        self._context_length = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+
+    def reset(self, request: Request) -> None:
+        self._law = request.law
+        self._tokens = list(request.prompt_ids)
+        self._num_drafted = 0
+        self._cache.clear()
+
+    def offer(self, max_num_draft_tokens: int) -> Offer | None:
+        room = min(max_num_draft_tokens, self._context_length - len(self._tokens))
+        return Offer(tuple(Position(f"depth{k}", 0.5, 0.0) for k in range(room))) if room > 0 else None
+
+    def commit(self, token_ids: Sequence[int], features: Tensor | None = None) -> None:
+        """Ingest all but the last token in one forward pass; a single missing one waits for the next draft."""
+        self._tokens.extend(token_ids)
+        missing = self._tokens[self._cache.num_tokens : -1]
+        if len(missing) > 1:
+            self._cache.feed(torch.tensor([missing], device=self.target.device), 1)
+
+    def draft(self, num_draft_tokens: int, coins: Coins) -> Draft | None:
+        pending = torch.tensor([self._tokens[self._cache.num_tokens :]], device=self.target.device)
+        tokens, rows, cutoffs = [], [], []
+        for k in range(num_draft_tokens):
+            logits = self._cache.feed(pending, 1)[:, -1]
+            cutoff = None
+            if self._law.has_cutoff:
+                cutoff = logit_cutoff(
+                    logits,
+                    temperature=self._law.temperature,
+                    top_k=self._law.top_k,
+                    top_p=self._law.top_p,
+                    min_p=self._law.min_p,
+                )
+                cutoffs.append(cutoff)
+            token = sample(
+                logits,
+                temperature=self._law.temperature,
+                cutoff=cutoff,
+                seed=coins.seed,
+                offset=coins.nonce,
+                position=k,
+            )
+            pending = token.view(1, 1)
+            tokens.append(pending)
+            rows.append(logits)
+        self._num_drafted = num_draft_tokens
+        return Draft(
+            torch.cat(tokens, dim=1),
+            None if self._law.is_greedy else torch.stack(rows, dim=1),
+            self._law.temperature,
+            torch.stack(cutoffs, dim=1) if cutoffs else None,
+        )
+
+    def rewind(self, num_tokens: int) -> None:
+        """The last draft token was never fed, so one rejected token less than that is in the cache."""
+        self._cache.rewind(min(num_tokens, self._num_drafted) - 1)
+        self._num_drafted = 0
+
+    def memory_bytes(self) -> dict[str, int]:
+        weights = sum(p.numel() * p.element_size() for p in self._cache.model.parameters())
+        return {"weights": weights, "cache": self._cache.memory_bytes()}
+
+
+def _check_tokenizer(name: str, tokenizer: Any, reference: Any) -> None:
+    """Vocabularies are compared, not sizes: padding behind the last token is no difference."""
+    own, wanted = tokenizer.get_vocab(), reference.get_vocab()
+    if own == wanted:
+        return
+    token = next(iter(sorted(set(own.items()) ^ set(wanted.items()))))[0]
+    raise MetaSDError(
+        f"drafter {name!r}: its tokenizer is not the target's: token {token!r} has id {own.get(token)} in the drafter "
+        f"and {wanted.get(token)} in the target; expected a model with the same tokenizer"
+    )

@@ -1,0 +1,238 @@
+"""Prompt in, text out: the engine owns the target, the pool and the bandit, and plays rounds until a stop."""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from metasd import round as rounds
+from metasd.bandits import Bandit, CostTable, check_names, make_bandit
+from metasd.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
+from metasd.core import NULL_ARM, MetaSDError, Request, TokenLogprob, refuse
+from metasd.drafters import Drafter, load_drafters
+from metasd.logits import LogitsPipeline
+from metasd.metrics import GenerationResult, collect
+from metasd.pool import Pool
+from metasd.stopping import StopScanner
+from metasd.target import Prompt, Target
+
+_SEED_STEP = 0x9E3779B97F4A7C15  # keys of n > 1 answers lie far apart
+
+
+class TextStream:
+    """Pieces of an answer as they become certain; `result` holds the whole once the stream has ended."""
+
+    def __init__(self, pieces: Generator[str, None, GenerationResult]) -> None:
+        self._pieces = pieces
+        self.result: GenerationResult | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        self.result = yield from self._pieces
+
+
+class MetaSD:
+    """Multi-drafter speculative decoding with one target.
+
+    Attributes:
+        target: the target; `target.model` is the transformers model.
+        tokenizer: the target's tokenizer.
+        pool: the drafters.
+        bandit: the policy; `bandit.state()` and `bandit.load()` carry what it learned.
+        costs: seconds of each arm and block length.
+    """
+
+    def __init__(self, target: Target, drafters: dict[str, Drafter], config: EngineConfig) -> None:
+        self.target, self.config = target, config
+        self.tokenizer = target.tokenizer
+        self.pool = Pool(drafters)
+        self.costs = CostTable({name: drafter.nominal_cost for name, drafter in drafters.items()})
+        fixed = None if config.num_draft_tokens == "auto" else int(config.num_draft_tokens)
+        self._num_draft_tokens = fixed
+        self.bandit = make_bandit(
+            config.bandit,
+            self.pool.arms,
+            reward=config.reward,
+            objective=config.objective,
+            num_draft_tokens=fixed,
+            costs=self.costs,
+        )
+        self._plain_pool = Pool({NULL_ARM: drafters[NULL_ARM]})
+        self._plain_bandit = make_bandit("fixed", self._plain_pool.arms, costs=self.costs)
+        self._is_busy = self._is_calibrated = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Target = "demo",
+        *,
+        drafters: str | Sequence[str | Drafter] = "demo",
+        preset: str | None = None,
+        **options: Any,
+    ) -> "MetaSD":
+        """Load a target and a pool of drafters.
+
+        Args:
+            target: "demo" (SmolLM2-135M-Instruct), a folder or hub id of a causal transformers model, or a Target.
+            drafters: "demo", or a list of registered names (`ngram`, `suffix`, `null`, each also as
+                `name:key=value,...`), folders or hub ids of causal models with the target's tokenizer, or Drafters.
+            preset: "metasd-paper" (UCB on block divergence, most tokens a round, fresh for each query, 5 draft tokens).
+            options: fields of EngineConfig: bandit ("auto" or a name, also `name:key=value,...`), reward ("auto", "be",
+                "bd", "rb"), objective ("speed": tokens a second; "tokens": tokens a round), num_draft_tokens ("auto" or
+                a number), rule ("token", "block"), scoring ("block"; "row": each position in a forward pass of its own,
+                rounded as in plain decoding), kv_budget (None), device ("auto", "cpu", "cuda"), dtype ("auto": the
+                checkpoint's, or its name).
+
+        Raises:
+            UsageError: a name or value is unknown; the known ones are listed.
+            MetaSDError: a model cannot be used; the message says which and why.
+        """
+        config = EngineConfig.build(preset, **options)
+        check_names(config.bandit, config.reward)
+        if not isinstance(target, Target):
+            target = Target.load(target, device=config.device, dtype=config.dtype, scoring=config.scoring)
+        return cls(target, load_drafters(drafters, target), config)
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> GenerationResult:
+        """Decode one prompt.
+
+        Args:
+            prompt: raw text, token ids, or chat messages (through the target's chat template).
+            params: sampling parameters; greedy by default.
+
+        Returns:
+            The answer; with `n` above 1 the others are in `alternatives`.
+
+        Raises:
+            UsageError: prompt or parameters do not fit; the engine stays usable.
+        """
+        params = params or SamplingParams()
+        answers = [_exhaust(self._decode(prompt, params, index)) for index in range(params.n)]
+        answers[0].alternatives.extend(answers[1:])
+        return answers[0]
+
+    def generate_plain(self, prompt: Prompt, params: SamplingParams | None = None) -> GenerationResult:
+        """Decode without drafts, through the same loop: what `generate` is compared with."""
+        return _exhaust(self._decode(prompt, params or SamplingParams(), 0, is_plain=True))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+        """Decode one prompt and yield its text piece by piece; the pieces together are `result.text`.
+
+        Raises:
+            UsageError: as `generate`, when the stream is first read; also for `n` above 1.
+        """
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise refuse("n", "1 for a stream", params.n)
+        return TextStream(self._decode(prompt, params, 0))
+
+    def _decode(
+        self, prompt: Prompt, params: SamplingParams, index: int, is_plain: bool = False
+    ) -> Generator[str, None, GenerationResult]:
+        prompt_ids = self._checked_prompt(prompt, params)
+        if self._is_busy:
+            raise MetaSDError(
+                "the engine is busy: finish or close the open stream first; it decodes one request at a time"
+            )
+        self._is_busy = True
+        bandit = self._plain_bandit if is_plain else self.bandit
+        try:
+            bandit.start(reproducible=params.is_reproducible)
+            with torch.inference_mode():
+                sequence, prefill_seconds = self._start(prompt_ids, params, index, is_plain, bandit)
+            logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+            num_yielded = 0
+            while sequence.stops.finish_reason is None:
+                with torch.inference_mode():
+                    played = rounds.play_round(sequence)
+                    if logprobs is not None and params.logprobs is not None:
+                        logprobs.extend(_logprobs(played, params.logprobs))
+                certain = sequence.stops.certain_text()
+                if len(certain) > num_yielded:
+                    yield certain[num_yielded:]
+                    num_yielded = len(certain)
+        finally:
+            bandit.finish()
+            self._is_busy = False
+        stops = sequence.stops
+        assert stops.finish_reason is not None
+        stats = collect(sequence.rounds, len(prompt_ids), len(stops.token_ids), prefill_seconds)
+        return GenerationResult(
+            stops.text, stops.token_ids, stops.finish_reason, prompt_ids, sequence.rounds, stats, logprobs
+        )
+
+    def _checked_prompt(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        prompt_ids = self.target.encode(prompt)
+        room = self.target.context_length - len(prompt_ids)
+        if room < 1:
+            raise refuse(
+                "prompt", f"fewer than {self.target.context_length} tokens, the target's context", len(prompt_ids)
+            )
+        if params.max_new_tokens > room:
+            context = f"the context holds {self.target.context_length} tokens and the prompt has {len(prompt_ids)}"
+            raise refuse("max_new_tokens", f"at most {room} ({context})", params.max_new_tokens)
+        return prompt_ids
+
+    def _start(
+        self, prompt_ids: list[int], params: SamplingParams, index: int, is_plain: bool, bandit: Bandit
+    ) -> tuple[rounds.Sequence, float]:
+        target, pool = self.target, self._plain_pool if is_plain else self.pool
+        pipeline = LogitsPipeline(params, prompt_ids, target.vocab_size, target.eos_token_ids, target.device)
+        if pipeline.is_stepwise and self.config.rule == "block":
+            raise refuse("logits_processors", 'processors with is_stateless = True for rule="block"', "others")
+        seed = int(torch.randint(2**63 - 1, ())) if params.seed is None else params.seed
+        key = (seed + index * _SEED_STEP) % 2**63
+        begin = time.perf_counter()
+        target.start(prompt_ids)
+        prefill_seconds = time.perf_counter() - begin
+        if not is_plain:
+            self._calibrate(prompt_ids[-1], len(prompt_ids))
+        pool.reset(Request(tuple(prompt_ids), params.law, len(prompt_ids) + params.max_new_tokens))
+        sequence = rounds.Sequence(
+            target=target,
+            pool=pool,
+            bandit=bandit,
+            pipeline=pipeline,
+            stops=StopScanner(params, prompt_ids, self.tokenizer, target.eos_token_ids, target.device),
+            seed=torch.tensor([key], device=target.device),
+            rule=self.config.rule,
+            num_draft_tokens=self._num_draft_tokens,
+            max_new_tokens=params.max_new_tokens,
+            last_token=prompt_ids[-1],
+        )
+        return sequence, prefill_seconds
+
+    def _calibrate(self, token: int, num_tokens: int) -> None:
+        """Once an engine: measure the target's forward pass for each block length, before the first choice."""
+        if self._is_calibrated or self._num_draft_tokens is not None:
+            return
+        longest = min(MAX_NUM_DRAFT_TOKENS, self.target.context_length - num_tokens - 1)
+        for _ in range(3):
+            for length in range(longest + 1):
+                block = torch.full((1, length + 1), token, device=self.target.device)
+                begin = time.perf_counter()
+                self.target.score(block)[0, -1, 0].item()
+                self.costs.add_verify(length, time.perf_counter() - begin)
+                self.target.rewind(length + 1)
+        self._is_calibrated = True
+
+
+def _exhaust(pieces: Generator[str, None, GenerationResult]) -> GenerationResult:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: GenerationResult = end.value
+            return result
+
+
+def _logprobs(played: rounds.Round, num_top: int) -> list[TokenLogprob]:
+    rows = played.logits[0, : len(played.token_ids)].float().log_softmax(-1)
+    chosen = rows.gather(-1, torch.tensor(played.token_ids, device=rows.device).unsqueeze(-1)).squeeze(-1)
+    best = rows.topk(num_top, dim=-1)
+    return [
+        TokenLogprob(token, logprob, dict(zip(ids, values, strict=True)))
+        for token, logprob, ids, values in zip(
+            played.token_ids, chosen.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
+        )
+    ]

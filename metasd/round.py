@@ -1,0 +1,102 @@
+"""One round: choose, activate, draft, score, verify, stop, commit, learn. The whole method is here."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from metasd.bandits import Bandit
+from metasd.config import MAX_NUM_DRAFT_TOKENS
+from metasd.core import Coins, RoundRecord
+from metasd.logits import LogitsPipeline
+from metasd.pool import Pool
+from metasd.stopping import StopScanner
+from metasd.target import Target
+from metasd.verification import verify_draft
+
+
+@dataclass
+class Sequence:
+    """One request while it is being decoded."""
+
+    target: Target
+    pool: Pool
+    bandit: Bandit
+    pipeline: LogitsPipeline
+    stops: StopScanner
+    seed: Tensor  # [1] int64
+    rule: str
+    num_draft_tokens: int | None  # None: the bandit chooses, up to MAX_NUM_DRAFT_TOKENS
+    max_new_tokens: int
+    last_token: int  # the last committed token: the target has not read it yet
+    rounds: list[RoundRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round yields: its record, its tokens, and the target's raw rows behind which they came."""
+
+    record: RoundRecord
+    token_ids: list[int]
+    logits: Tensor  # [1, K+1, V]
+
+
+def play_round(sequence: Sequence) -> Round:
+    """Play one round of speculative decoding with the arm that the bandit picks; `sequence` moves on by its tokens.
+
+    The arm and the block length depend on past rounds and committed tokens only, and the round's coins are used in no
+    other round: under these two conditions the output has the target's law whatever the bandit does (Prop. 3.1 of
+    BanditSpec, arXiv 2505.15141).
+    """
+    target, pool, bandit = sequence.target, sequence.pool, sequence.bandit
+    start = time.perf_counter()
+    round_id = len(sequence.rounds)
+    coins = Coins(sequence.seed, nonce=round_id)
+
+    room = sequence.max_new_tokens - len(sequence.stops.token_ids) - 1  # the last token comes from the target
+    offers = pool.offers(
+        min(room, MAX_NUM_DRAFT_TOKENS if sequence.num_draft_tokens is None else sequence.num_draft_tokens)
+    )
+    choice = bandit.select(offers)
+
+    drafter, catch_up_seconds, switched = pool.activate(choice.arm)
+    draft_start = time.perf_counter()
+    draft = drafter.draft(choice.num_draft_tokens, coins) if choice.num_draft_tokens else None
+
+    verify_start = time.perf_counter()
+    block = torch.tensor([[sequence.last_token]], device=target.device)
+    logits = target.score(block if draft is None else torch.cat([block, draft.token_ids], dim=1))
+    verdict = verify_draft(logits, draft, sequence.pipeline, coins, sequence.rule)
+    verify_end = time.perf_counter()
+
+    num_draft, num_accepted = draft.num_tokens if draft else 0, verdict.num_accepted_tokens
+    token_ids = sequence.stops.scan(verdict.output_token_ids)
+    target.rewind(num_draft - num_accepted)
+    pool.commit(choice.arm, token_ids, num_draft - num_accepted)
+    sequence.pipeline.commit(token_ids)
+    sequence.last_token = token_ids[-1]
+
+    draft_seconds, verify_seconds = verify_start - draft_start, verify_end - verify_start
+    record = RoundRecord(
+        round_id=round_id,
+        arm=choice.arm,
+        num_draft_tokens=num_draft,
+        num_accepted_tokens=num_accepted,
+        num_output_tokens=len(token_ids),
+        accept_probability=verdict.accept_probability,
+        tv_distance=verdict.tv_distance,
+        num_expected_accepted=verdict.num_expected_accepted,
+        bd=verdict.block_divergence,
+        be=num_accepted / num_draft if num_draft else 0.0,
+        status=verdict.status,
+        positions=offers[choice.arm].positions[:num_draft] if choice.arm in offers else (),
+        draft_seconds=draft_seconds,
+        verify_seconds=verify_seconds,
+        catch_up_seconds=catch_up_seconds,
+        overhead_seconds=time.perf_counter() - start - draft_seconds - verify_seconds - catch_up_seconds,
+        switched=switched,
+    )
+    sequence.rounds.append(record)
+    bandit.update(round_id, record)
+    return Round(record, token_ids, logits)

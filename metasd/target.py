@@ -1,0 +1,187 @@
+"""The target: model, tokenizer and cache of the language model whose law the output has."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from metasd import demo
+from metasd.cache import ModelCache
+from metasd.core import MetaSDError, refuse
+
+Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(device: str) -> torch.device:
+    """ "auto" is the first GPU, or the CPU where there is none."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise refuse("device", '"auto", "cpu", "cuda" or "cuda:N"', repr(device)) from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise refuse("device", '"auto" or "cpu": torch sees no GPU here', repr(device))
+    return resolved
+
+
+def resolve_dtype(dtype: str) -> torch.dtype | str:
+    """ "auto" is the dtype that the checkpoint is stored in."""
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise refuse("dtype", f"one of auto, {', '.join(_DTYPES)}", repr(dtype))
+    return _DTYPES.get(dtype, dtype)
+
+
+def load_model(source: str, argument: str, device: torch.device, dtype: torch.dtype | str) -> tuple[Any, Any]:
+    """A causal model in eval mode and its tokenizer.
+
+    Args:
+        source: "demo", a folder, or a hub id.
+        argument: the name of the user's argument, for errors.
+
+    Raises:
+        MetaSDError: nothing usable is there; the message names the file where one is missing or damaged.
+    """
+    folder = str(demo.demo_target_folder()) if source == "demo" else source
+    _check_folder(folder, argument)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except Exception as error:
+        damaged = _damaged_file(folder)
+        if damaged:
+            raise MetaSDError(f"{argument}: the file {damaged} is damaged or incomplete; fetch it again") from error
+        reason = str(error).strip().splitlines()[0]
+        raise MetaSDError(f"{argument}: cannot load a causal language model from {folder!r}: {reason}") from error
+    return model.eval().to(device), tokenizer
+
+
+def _check_folder(folder: str, argument: str) -> None:
+    path = Path(folder).expanduser()
+    looks_local = folder.startswith((".", "/", "~")) or folder.count("/") > 1
+    if not path.is_dir():
+        if looks_local or path.exists():
+            raise MetaSDError(
+                f"{argument}: no folder {folder!r}; expected a folder of a causal transformers model or a hub id"
+            )
+        return
+    for name in ("config.json", "tokenizer_config.json"):
+        if not (path / name).is_file():
+            raise MetaSDError(
+                f"{argument}: the file {path / name} is missing; expected a folder of a transformers model"
+            )
+
+
+def _damaged_file(folder: str) -> str | None:
+    """The first file that cannot be what its name says, if the folder is a local one."""
+    import json
+
+    for path in sorted(Path(folder).expanduser().glob("*")):
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_text())
+            elif path.suffix == ".safetensors":
+                with safe_open(path, framework="pt"):
+                    pass
+        except (ValueError, SafetensorError, OSError):
+            return str(path)
+    return None
+
+
+class Target:
+    """A causal model with its tokenizer, and the cache of the one sequence that is being decoded.
+
+    Attributes:
+        model, tokenizer: the transformers objects.
+        device: where logits lie.
+        eos_token_ids: the tokens that end an answer.
+        context_length: the most tokens that prompt and answer may have together.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, scoring: str = "block") -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._cache = ModelCache(model, "target")
+        self._scoring = scoring
+        self.device = self._cache.device
+        config = model.config.get_text_config(decoder=True)
+        self.vocab_size: int = config.vocab_size
+        self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+        ends = config.eos_token_id if ends is None else ends
+        self.eos_token_ids = frozenset([ends] if isinstance(ends, int) else ends or ())
+
+    @classmethod
+    def load(cls, source: str, *, device: str = "auto", dtype: str = "auto", scoring: str = "block") -> "Target":
+        """Load from "demo", a folder or a hub id.
+
+        Raises:
+            MetaSDError: see `load_model`.
+        """
+        return cls(*load_model(source, "target", resolve_device(device), resolve_dtype(dtype)), scoring)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a raw string, of chat messages (through the chat template), or of ids as they are.
+
+        Raises:
+            UsageError: the prompt is empty, a batch, or not one of the three.
+        """
+        expected = "a string, a list of token ids, or a list of chat messages {'role': ..., 'content': ...}"
+        if isinstance(prompt, str):
+            ids = list(self.tokenizer(prompt)["input_ids"]) if prompt else []
+        elif not isinstance(prompt, Sequence) and not isinstance(prompt, Tensor):
+            raise refuse("prompt", expected, type(prompt).__name__)
+        elif all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+            ids = [item for item in prompt if isinstance(item, int)]
+            outside = [item for item in ids if not 0 <= item < self.vocab_size]
+            if outside:
+                raise refuse("prompt", f"token ids in [0, {self.vocab_size})", outside[0])
+        elif all(isinstance(item, dict) for item in prompt):
+            ids = self._encode_chat(prompt)
+        elif all(isinstance(item, (str, list)) for item in prompt):
+            raise refuse(
+                "prompt", "one prompt; batches are not supported yet, call once for each", f"{len(prompt)} prompts"
+            )
+        else:
+            raise refuse("prompt", expected, f"a list of {type(prompt[0]).__name__}")
+        if not ids:
+            raise refuse("prompt", "at least one token", "an empty prompt")
+        return ids
+
+    def _encode_chat(self, messages: Any) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            raise refuse("prompt", "a string: this target's tokenizer has no chat template", "chat messages")
+        for message in messages:
+            if set(message) < {"role", "content"}:
+                raise refuse("prompt", "messages with 'role' and 'content'", message)
+        text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Forget the last sequence and read a prompt, all but its last token: that one begins the first round."""
+        self._cache.clear()
+        if len(prompt_ids) > 1:
+            self._cache.feed(torch.tensor([prompt_ids[:-1]], device=self.device), 1)
+
+    def score(self, token_ids: Tensor) -> Tensor:
+        """Logits `[1, M, V]` behind each of the new tokens `[1, M]`.
+
+        With `scoring="row"` each position has a forward pass of its own: slower, rounded exactly as in plain decoding.
+        """
+        num_tokens = token_ids.shape[1]
+        if self._scoring == "row":
+            return torch.cat([self._cache.feed(token_ids[:, k : k + 1], 1) for k in range(num_tokens)], dim=1)
+        return self._cache.feed(token_ids, num_tokens)
+
+    def rewind(self, num_tokens: int) -> None:
+        """Forget the last `num_tokens` scored tokens."""
+        self._cache.rewind(num_tokens)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of the weights and of the cache."""
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return {"weights": weights, "cache": self._cache.memory_bytes()}

@@ -1,0 +1,145 @@
+"""From a draft and the target's logits to a verdict on the host: the one place that calls the verify op in a round."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from metasd.core import Coins, Draft
+from metasd.logits import LogitsPipeline, law_cutoff
+from metasd_kernels import VerifyOutput, verify
+from metasd_kernels.rng import verify_coins
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the host needs of a verified block."""
+
+    output_token_ids: list[int]  # accepted drafts and one recovered or bonus token
+    num_accepted_tokens: int
+    tv_distance: tuple[float, ...]  # of the scored positions
+    accept_probability: tuple[float, ...]
+    num_expected_accepted: float
+    block_divergence: float
+    status: int
+
+
+def read_verdict(output: VerifyOutput) -> Verdict:
+    """The one read from the device in a round: everything in one copy."""
+    num_positions = output.tv_distance.shape[1]
+    fields = [field.reshape(-1).double() for field in output]
+    values = torch.cat(fields).tolist()
+    sizes = [field.numel() for field in fields]
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(values[start : start + size])
+        start += size
+    ids, (accepted,), tv, probability, (expected,), (divergence,), (status,) = parts
+    num_accepted = int(accepted)
+    assert len(ids) == num_positions + 1
+    return Verdict(
+        [int(token) for token in ids[: num_accepted + 1]],
+        num_accepted,
+        tuple(tv),
+        tuple(probability),
+        expected,
+        divergence,
+        int(status),
+    )
+
+
+def verify_draft(logits: Tensor, draft: Draft | None, pipeline: LogitsPipeline, coins: Coins, rule: str) -> Verdict:
+    """Verify a block.
+
+    Args:
+        logits: `[1, K+1, V]`, the target's raw rows.
+        draft: K tokens and their law; None: K = 0.
+        pipeline: the request's processing of logits.
+        coins: of this round.
+        rule: "token" or "block".
+    """
+    if pipeline.is_stepwise:
+        return _verify_stepwise(logits, draft, pipeline, coins)
+    token_ids = draft.token_ids if draft else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
+    rows = pipeline.rows(logits, token_ids)
+    return read_verdict(_call_verify(rows, draft, token_ids, pipeline, coins, rule=rule))
+
+
+def _call_verify(
+    rows: Tensor,
+    draft: Draft | None,
+    token_ids: Tensor,
+    pipeline: LogitsPipeline,
+    coins: Coins,
+    *,
+    rule: str,
+    uniform_samples: Tensor | None = None,
+) -> VerifyOutput:
+    return verify(
+        rows,
+        token_ids,
+        draft.logits if draft else None,
+        temperature=pipeline.law.temperature,
+        draft_temperature=draft.temperature if draft else None,
+        target_cutoff=law_cutoff(rows, pipeline.law),
+        draft_cutoff=draft.cutoff if draft else None,
+        draft_to_target=draft.draft_to_target if draft else None,
+        rule=rule,
+        seed=coins.seed,
+        offset=coins.nonce,
+        uniform_samples=uniform_samples,
+    )
+
+
+def _verify_stepwise(logits: Tensor, draft: Draft | None, pipeline: LogitsPipeline, coins: Coins) -> Verdict:
+    """Token rule, one position after the other, for processors that must see committed tokens only.
+
+    A row is processed when all drafts before it have been accepted, so each processor is called once for each emitted
+    token, as in plain decoding. The coins are those that the whole block would have used. Positions behind the first
+    rejection are not scored; a reached position counts as reached with certainty, which keeps the estimate unbiased.
+    """
+    num_draft = draft.num_tokens if draft else 0
+    uniform = verify_coins(coins.seed, torch.tensor([coins.nonce], device=logits.device), num_draft)
+    token_ids: list[int] = []
+    tv: list[float] = []
+    probability: list[float] = []
+    status = 0
+    for k in range(num_draft + 1):
+        drafted = draft.token_ids[:, :k] if draft else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
+        row = pipeline.rows(logits[:, k : k + 1], drafted)
+        step = _position(draft, k) if draft and k < num_draft else None
+        block = row.expand(1, 2, -1) if step else row  # the bonus row of a one-token block is not used
+        one = torch.cat([uniform[:, k : k + 1], uniform[:, -2:]], dim=1) if step else uniform[:, -2:]
+        ids = step.token_ids if step else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
+        verdict = read_verdict(_call_verify(block, step, ids, pipeline, coins, rule="token", uniform_samples=one))
+        status |= verdict.status
+        tv.extend(verdict.tv_distance)
+        probability.extend(verdict.accept_probability)
+        token_ids.append(verdict.output_token_ids[0])
+        if step is None or verdict.num_accepted_tokens == 0:
+            break
+    num_accepted = len(token_ids) - 1
+    overlap = sum(1.0 - value for value in tv)
+    return Verdict(
+        token_ids,
+        num_accepted,
+        tuple(tv),
+        tuple([1.0] * num_accepted + probability[num_accepted:]),
+        overlap,
+        overlap / max(len(tv), 1),
+        status,
+    )
+
+
+def _position(draft: Draft, k: int) -> Draft:
+    """The one-token draft at position k."""
+    is_sparse = draft.draft_to_target is not None and draft.draft_to_target.dim() == 3
+    return Draft(
+        draft.token_ids[:, k : k + 1],
+        None if draft.logits is None else draft.logits[:, k : k + 1],
+        draft.temperature,
+        None if draft.cutoff is None else draft.cutoff[:, k : k + 1],
+        draft.draft_to_target[:, k : k + 1]
+        if is_sparse and draft.draft_to_target is not None
+        else draft.draft_to_target,
+    )

@@ -1,0 +1,88 @@
+"""Native parts of metasd_kernels (C++, no torch). Built by CMakeLists.txt from csrc/."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+class SuffixAutomaton:
+    """Every substring of a growing text of token ids, with how often it occurred and what followed.
+
+    Appending is amortised O(1) a token; a token takes about 100 to 200 bytes. One object belongs to one thread at a
+    time: `extend` lets other threads run during long appends, and nothing locks.
+
+    Each append counts at most 256 contexts, the longest first. In natural text that is all there are to tell apart. In
+    degenerate text ("aaaa...") the shorter ones are under-counted, so that appending stays linear.
+
+    Source: Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985.
+
+    >>> automaton = SuffixAutomaton()
+    >>> automaton.extend([1, 2, 3, 1, 2, 4, 1, 2, 3, 9, 1, 2])
+    >>> automaton.match_length()  # 1 2 occurred before
+    2
+    >>> automaton.draft(max_tokens=2)
+    ([3, 9], [0.6666666666666666, 0.5], 2)
+    """
+
+    def __init__(self) -> None: ...
+    def extend(self, tokens: Sequence[int] | NDArray[np.int32] | NDArray[np.int64]) -> None:
+        """Append tokens to the text.
+
+        Args:
+            tokens: token ids in [0, 2**31): a sequence of ints, or a one-dimensional array or other buffer of int32 or
+                int64, contiguous or not.
+
+        Raises:
+            ValueError: an id is out of range (the error names it), the buffer is not one-dimensional, or the text would
+                exceed 2**29 tokens. The text is unchanged.
+            TypeError: not integers.
+        """
+
+    def match_length(self) -> int:
+        """Tokens in the longest suffix of the text that also occurs earlier (overlaps count); 0 if there is none."""
+
+    def draft(self, max_tokens: int, min_match: int = 1) -> tuple[list[int], list[float], int]:
+        """Guess the text's next tokens: what followed its longest repeated suffix, most frequent first.
+
+        Each step takes the token that most often followed suffix plus drafted tokens (ties: the most recent). Where
+        that context stands only at the text's end, the longest shorter one that has a continuation takes its place;
+        the draft ends early where that is shorter than `min_match`.
+
+        Args:
+            max_tokens: limit of drafted tokens, >= 0.
+            min_match: draft nothing if `match_length()` is below this, >= 1.
+
+        Returns:
+            token_ids: at most `max_tokens`, maybe none.
+            probabilities: for each token, its share of the continuations seen at its place, in (0, 1]. A measure of
+                confidence, not the law the token was drawn from: the draft is deterministic.
+            match_length: as `match_length()`, also where nothing is drafted.
+
+        Raises:
+            ValueError: an argument is below its minimum.
+        """
+
+    def continuations(self, max_context: int) -> list[tuple[int, int]]:
+        """Tokens that followed the longest repeated suffix, cut to its last `max_context` tokens, with their counts.
+
+        Args:
+            max_context: limit of the context's length, >= 0; with 0 the counts are those of all tokens of the text.
+
+        Returns:
+            (token, count) pairs, the most frequent first (ties: the most recent). Empty for an empty text.
+
+        Raises:
+            ValueError: `max_context` is negative.
+        """
+
+    def size(self) -> int:
+        """Tokens in the text."""
+
+    def num_states(self) -> int:
+        """States of the automaton, the root included; at most twice the text's tokens, and at least 1."""
+
+    def memory_bytes(self) -> int:
+        """Bytes held, reserved space included; `clear` gives none back, so that the next text need not ask again."""
+
+    def clear(self) -> None:
+        """Forget the text."""

@@ -1,0 +1,122 @@
+"""Argument checks of the public functions: a ValueError names the argument, what was expected, and what came."""
+
+import math
+from collections.abc import Sequence
+from typing import NoReturn
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from metasd_kernels.inputs import PerRow
+
+RULES = ("token", "block")
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+INTS = (torch.int32, torch.int64)
+
+
+def refuse(argument: str, expected: str, actual: object) -> NoReturn:
+    """Raise the one kind of error that a wrong argument gets."""
+    raise ValueError(f"{argument}: expected {expected}, got {actual}")
+
+
+def describe(value: object) -> str:
+    """A tensor as dtype, shape and device; anything else as it prints."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
+    return repr(value)
+
+
+def tensor(
+    name: str,
+    value: object,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | None = None,
+) -> Tensor:
+    """Check rank, sizes (a string stands for a free size), dtype and device of one tensor."""
+    kinds = " | ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    layout = "[" + ", ".join(str(size) for size in shape) + "]"
+    expected = f"a {kinds} tensor of shape {layout}" + (f" on {device}" if device else "")
+    if not isinstance(value, Tensor):
+        refuse(name, expected, describe(value))
+    fits = value.dim() == len(shape) and all(
+        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits or value.dtype not in dtypes or (device is not None and value.device != device):
+        refuse(name, expected, describe(value))
+    return value
+
+
+def logits(name: str, value: object, shape: Sequence[int | str], device: torch.device | None = None) -> Tensor:
+    """Check a logit tensor: as `tensor`, and a vocabulary of at least 1 whose ids lie next to each other in memory."""
+    checked = tensor(name, value, shape, FLOATS, device)
+    if checked.shape[-1] == 0:
+        refuse(name, "a vocabulary (last dimension) of at least 1", describe(checked))
+    if checked.shape[-1] > 1 and checked.stride(-1) != 1:
+        refuse(name, "a last stride of 1; call .contiguous() on it", f"strides {list(checked.stride())}")
+    return checked
+
+
+def per_row(
+    name: str,
+    value: object,
+    num_rows: int,
+    device: torch.device,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    integer: bool = False,
+) -> PerRow:
+    """Check a number or a tensor `[num_rows]`. Values inside a tensor are not read."""
+    kind = "an int" if integer else "a finite number"
+    bounds = "" if least is None else f" of at least {least}" + ("" if most is None else f" and at most {most}")
+    if isinstance(value, Tensor):
+        dtypes = INTS if integer else FLOATS
+        return PerRow(0, tensor(name, value, [num_rows], dtypes, device))
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
+        refuse(name, f"{kind}{bounds} or a tensor [{num_rows}]", describe(value))
+    if not math.isfinite(value) or (least is not None and value < least) or (most is not None and value > most):
+        refuse(name, f"{kind}{bounds}", describe(value))
+    return PerRow(value)
+
+
+def coins(name: str, value: object, num_rows: int, num_coins: int | str, device: torch.device) -> Tensor | None:
+    """Check injected coins `[num_rows, num_coins]` fp32 or fp64; None means Philox."""
+    if value is None:
+        return None
+    return tensor(name, value, [num_rows, num_coins], (torch.float32, torch.float64), device)
+
+
+def seed(value: object, num_rows: int, device: torch.device, is_used: bool) -> PerRow:
+    """Check the key of the coins: one for each request, since two rows with one seed would share their coins."""
+    if isinstance(value, int) and num_rows > 1 and is_used:
+        refuse("seed", f"an int64 tensor [{num_rows}], one seed a row (an int serves one row only)", describe(value))
+    if isinstance(value, Tensor):
+        return PerRow(0, tensor("seed", value, [num_rows], (torch.int64,), device))
+    return per_row("seed", value, num_rows, device, integer=True)
+
+
+def offset(value: object, num_rows: int, device: torch.device) -> PerRow:
+    """Check the round nonce: an int, or int64 `[1]` or `[num_rows]`."""
+    if isinstance(value, Tensor) and tuple(value.shape) == (1,):
+        return PerRow(0, tensor("offset", value, [1], (torch.int64,), device))
+    if isinstance(value, Tensor):
+        return PerRow(0, tensor("offset", value, [num_rows], (torch.int64,), device))
+    return per_row("offset", value, num_rows, device, integer=True)
+
+
+_distinct_maps: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
+
+
+def vocabulary_map(value: Tensor, target_vocab_size: int) -> None:
+    """Check a `[V_d]` map once for each version of the tensor: this reads the device, a captured loop must not."""
+    if torch.compiler.is_compiling() or type(value) is not Tensor or _distinct_maps.get(value) == value._version:
+        return
+    if value.unique().numel() != value.numel():
+        ids, counts = value.unique(return_counts=True)
+        refuse("draft_to_target", "distinct target ids", f"id {int(ids[counts > 1][0])} more than once")
+    lowest, highest = int(value.min()), int(value.max())
+    if lowest < 0 or highest >= target_vocab_size:
+        refuse("draft_to_target", f"ids in [0, {target_vocab_size})", lowest if lowest < 0 else highest)
+    _distinct_maps[value] = value._version

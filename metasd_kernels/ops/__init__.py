@@ -1,0 +1,7 @@
+"""The public functions: check the arguments, then dispatch. One op a file; schema, implementation and fake together."""
+
+from metasd_kernels.ops.cutoff import logit_cutoff
+from metasd_kernels.ops.sample import sample
+from metasd_kernels.ops.verify import verify
+
+__all__ = ["logit_cutoff", "sample", "verify"]
