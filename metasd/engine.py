@@ -10,7 +10,7 @@ from metasd import round as rounds
 from metasd.bandits import Bandit, CostTable, check_names, make_bandit
 from metasd.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from metasd.core import NULL_ARM, MetaSDError, Request, TokenLogprob, refuse
-from metasd.drafters import Drafter, load_drafters
+from metasd.drafters import Drafter, check_drafters, load_drafters
 from metasd.logits import LogitsPipeline
 from metasd.metrics import GenerationResult, collect
 from metasd.pool import Pool
@@ -89,6 +89,7 @@ class MetaSD:
         """
         config = EngineConfig.build(preset, **options)
         check_names(config.bandit, config.reward)
+        check_drafters(drafters)
         if not isinstance(target, Target):
             target = Target.load(target, device=config.device, dtype=config.dtype, scoring=config.scoring)
         return cls(target, load_drafters(drafters, target), config)

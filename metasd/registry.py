@@ -37,6 +37,17 @@ class Registry:
         return getattr(importlib.import_module(module), attribute)
 
 
+def split_specs(text: str) -> list[str]:
+    """Split `"ngram:max_match=3,min_match=2,suffix"` into its specs; a part `key=value` belongs to the spec before."""
+    specs: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if specs and ":" not in part and "=" in part:
+            specs[-1] += f",{part}"
+        else:
+            specs.append(part)
+    return specs
+
+
 def parse_spec(spec: str) -> tuple[str, dict[str, float | str]]:
     """Split `"name:key=value,key=value"`; numbers become floats.
 

@@ -1,5 +1,6 @@
 """The target: model, tokenizer and cache of the language model whose law the output has."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from metasd import demo
 from metasd.cache import ModelCache
 from metasd.core import MetaSDError, refuse
+
+_log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,7 +50,7 @@ def load_model(source: str, argument: str, device: torch.device, dtype: torch.dt
     Raises:
         MetaSDError: nothing usable is there; the message names the file where one is missing or damaged.
     """
-    folder = str(demo.demo_target_folder()) if source == "demo" else source
+    folder = str(demo.demo_target_folder(_log.info)) if source == "demo" else source
     _check_folder(folder, argument)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from metasd.core import NULL_ARM, UsageError, refuse
 from metasd.drafters.base import Drafter
-from metasd.registry import Registry, parse_spec
+from metasd.registry import Registry, parse_spec, split_specs
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -21,15 +21,15 @@ DRAFTERS = Registry(
 )
 DEMO_POOL = ("ngram", "suffix")
 
-__all__ = ["DEMO_POOL", "DRAFTERS", "Drafter", "load_drafters"]
+__all__ = ["DEMO_POOL", "DRAFTERS", "Drafter", "check_drafters", "load_drafters"]
 
 
 def load_drafters(given: str | Sequence[str | Drafter], target: "Target") -> dict[str, Drafter]:
     """The pool's arms by name, in the order given; the null arm is added where it is missing.
 
     Args:
-        given: "demo", or specs: a registered name, `name:key=value,...`, or a folder or hub id of a causal model with
-            the target's tokenizer; or ready drafters.
+        given: "demo", or specs (also in one string, with commas): a registered name, `name:key=value,...`, a folder or
+            hub id of a causal model with the target's tokenizer; or ready drafters.
         target: what they draft for.
 
     Raises:
@@ -37,7 +37,8 @@ def load_drafters(given: str | Sequence[str | Drafter], target: "Target") -> dic
         MetaSDError: a model cannot be loaded, or its tokenizer is not the target's.
     """
     if isinstance(given, str):
-        given = DEMO_POOL if given == "demo" else [part for part in given.split(";") if part]
+        given = DEMO_POOL if given == "demo" else split_specs(given)
+    check_drafters(given)
     arms: dict[str, Drafter] = {}
     for entry in given:
         drafter = _load_one(entry, target) if isinstance(entry, str) else entry
@@ -51,13 +52,29 @@ def load_drafters(given: str | Sequence[str | Drafter], target: "Target") -> dic
     return arms
 
 
+def check_drafters(given: str | Sequence[str | Drafter]) -> None:
+    """Fail on an unknown name before anything expensive is loaded.
+
+    Raises:
+        UsageError: the known names are listed.
+    """
+    for entry in split_specs(given) if isinstance(given, str) else given:
+        if isinstance(entry, str) and entry != "demo":
+            name = parse_spec(entry)[0]
+            if name not in DRAFTERS and not _is_path(entry):
+                known = ", ".join(DRAFTERS.names())
+                raise UsageError(
+                    f"drafters: expected one of {known}, or the folder or hub id of a model, got {entry!r}"
+                )
+
+
+def _is_path(spec: str) -> bool:
+    return "/" in spec or spec.startswith(".")
+
+
 def _load_one(spec: str, target: "Target") -> Drafter:
     name, options = parse_spec(spec)
-    is_path = "/" in spec or spec.startswith(".")
-    if name not in DRAFTERS and is_path:
+    if name not in DRAFTERS and _is_path(spec):
         name, options = "lm", {"path": spec}
-    if name not in DRAFTERS:
-        known = ", ".join(DRAFTERS.names())
-        raise UsageError(f"drafters: expected one of {known}, or the folder or hub id of a model, got {spec!r}")
     drafter: Drafter = DRAFTERS.load(name).from_options(target, options)
     return drafter

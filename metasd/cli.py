@@ -1,0 +1,291 @@
+"""The command line: `metasd generate | check | info`. Exit codes: 0, 1 (failure), 2 (usage)."""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
+
+from metasd import check as checks
+from metasd import report
+from metasd.config import SamplingParams
+from metasd.core import MetaSDError, UsageError, jsonable, refuse
+from metasd.engine import MetaSD
+from metasd.metrics import GenerationResult
+from metasd.prompts import BUILT_IN, PromptRecord, read_prompts
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Multi-drafter speculative decoding: one target, a pool of drafters, a bandit that picks one each round.",
+)
+out, err = Console(), Console(stderr=True)
+
+TargetOption = Annotated[
+    str, typer.Option(help='Target: "demo", a folder, or a hub id of a causal transformers model.')
+]
+DraftersOption = Annotated[
+    str, typer.Option(help="The pool: names, folders or hub ids, separated by commas; options as name:key=value.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write everything that is printed to this file.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; a user message for the chat template.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this text file.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")] = False,
+    target: TargetOption = "demo",
+    drafters: DraftersOption = "demo",
+    bandit: Annotated[str | None, typer.Option(help="Policy, also as name:key=value. Default: auto.")] = None,
+    reward: Annotated[str | None, typer.Option(help="auto, be, bd or rb. Default: auto.")] = None,
+    objective: Annotated[str | None, typer.Option(help="speed or tokens. Default: speed.")] = None,
+    preset: Annotated[str | None, typer.Option(help="metasd-paper: the paper's settings.")] = None,
+    num_draft_tokens: Annotated[str | None, typer.Option(help="auto or a number. Default: auto.")] = None,
+    rule: Annotated[str, typer.Option(help="Acceptance rule: token or block.")] = "token",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep so many tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the most probable tokens with this mass.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Length limit of the answer.")] = 128,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
+    compare_plain: Annotated[bool, typer.Option("--compare-plain", help="Also decode without drafts.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where a round's time goes.")] = False,
+    stream: Annotated[bool, typer.Option(help="Show the text as it comes.")] = True,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Decode one prompt, then show what each drafter did, and the speed."""
+    text = _prompt_text(prompt, prompt_file)
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+    )
+    engine = _load(
+        target,
+        drafters,
+        preset,
+        bandit=bandit,
+        reward=reward,
+        objective=objective,
+        num_draft_tokens=_block_length(num_draft_tokens),
+        rule=rule,
+        device=device,
+        dtype=dtype,
+    )
+    question = text if raw else [{"role": "user", "content": text}]
+    result = _answer(engine, question, params, stream)
+    plain = None
+    if compare_plain:
+        with _status("decoding without drafts, for comparison"):
+            plain = engine.generate_plain(question, params)
+    out.print(report.arm_table(result))
+    if profile:
+        out.print(report.profile_table(result))
+    _line(report.speed_line("pool ", result))
+    if plain is not None:
+        _line(report.speed_line("plain", plain))
+        _line(report.comparison_line(result, plain, params.law.is_greedy))
+    _write_json(
+        json_file,
+        {"result": report.result_json(result), "plain": report.result_json(plain) if plain else None},
+    )
+
+
+@app.command()
+def check(
+    target: TargetOption = "demo",
+    drafters: DraftersOption = "demo",
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with turns or prompt; default: built-in prompts.")] = None,
+    num: Annotated[int, typer.Option(min=1, help="So many prompts, spread over the file.")] = 6,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    num_draws: Annotated[int, typer.Option(min=64, help="Draws of each test of the law.")] = 2048,
+    num_laws: Annotated[int, typer.Option(min=0, help="Prompts whose law is tested.")] = 2,
+    rule: Annotated[str, typer.Option(help="Acceptance rule: token or block.")] = "token",
+    scoring: Annotated[str, typer.Option(help="block, or row: one forward pass for each position.")] = "block",
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Show losslessness on your own models: greedy answers equal plain decoding, sampled ones have its law."""
+    records = read_prompts(prompts, num) if prompts else [PromptRecord(text) for text in BUILT_IN[:num]]
+    engine = _load(target, drafters, None, rule=rule, scoring=scoring, device=device, dtype=dtype)
+    on_chat = engine.tokenizer.chat_template is not None
+    greedy: list[checks.GreedyOutcome] = []
+    laws: list[checks.LawOutcome] = []
+    with _progress() as bar:
+        task = bar.add_task("greedy answers", total=len(records))
+        for record in records:
+            greedy.extend(checks.check_greedy(engine, record.text, max_new_tokens, on_chat))
+            bar.advance(task)
+        calls = -(-num_draws // 64)
+        arms = len(engine.pool.arms) - 1
+        task = bar.add_task("sampled law", total=calls * arms * min(num_laws, len(records)))
+        for record in records[:num_laws]:
+            laws.extend(checks.check_law(engine, record.text, num_draws, on_chat, lambda: bar.advance(task)))
+        bar.update(task, completed=bar.tasks[task].total)
+    out.print(report.greedy_table(greedy))
+    for outcome in greedy:
+        if not outcome.is_equal:
+            kind = "near-tie" if outcome.is_near_tie else "DIFFERENT"
+            where = f"token {outcome.position} against {outcome.reference}, margin {outcome.margin:.2e}"
+            _line(f"{kind}: {where}: {outcome.prompt[:60]!r}")
+    if laws:
+        out.print(report.law_table(laws))
+    failed = sum(not (outcome.is_equal or outcome.is_near_tie) for outcome in greedy)
+    failed += sum(not outcome.is_passed for outcome in laws)
+    verdict = "lossless: every check passed" if not failed else f"NOT lossless: {failed} checks failed"
+    _line(verdict)
+    _write_json(json_file, {"greedy": jsonable(greedy), "laws": jsonable(laws), "failed": failed, "verdict": verdict})
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def info(json_file: JsonOption = None) -> None:
+    """Versions, devices, backends and why one is not available, cache folders."""
+    facts = report.environment()
+    out.print(report.environment_table(facts))
+    _write_json(json_file, facts)
+
+
+def _prompt_text(prompt: str | None, prompt_file: Path | None) -> str:
+    if (prompt is None) == (prompt_file is None):
+        raise refuse("prompt", "a PROMPT or --prompt-file", "both" if prompt else "neither")
+    if prompt_file is not None:
+        try:
+            prompt = prompt_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise MetaSDError(f"prompt: cannot read {str(prompt_file)!r}: {error}") from None
+    assert prompt is not None
+    if not prompt.strip():
+        raise refuse("prompt", "some text", "an empty prompt")
+    return prompt
+
+
+def _block_length(given: str | None) -> int | str | None:
+    if given is None or given == "auto":
+        return given
+    try:
+        return int(given)
+    except ValueError:
+        raise refuse("--num-draft-tokens", "auto or an integer of at least 0", repr(given)) from None
+
+
+def _load(target: str, drafters: str, preset: str | None, **options: Any) -> MetaSD:
+    given = {name: value for name, value in options.items() if value is not None}
+    with _status(f"loading {target}") as status, _log_to(status):
+        return MetaSD.from_pretrained(target, drafters=drafters, preset=preset, **given)
+
+
+def _answer(engine: MetaSD, question: Any, params: SamplingParams, stream: bool) -> GenerationResult:
+    status = _status("reading the prompt")
+    status.start()
+    try:
+        pieces = engine.stream(question, params)
+        for piece in pieces:
+            if stream:
+                status.stop()
+                out.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+    finally:
+        status.stop()
+    result = pieces.result
+    assert result is not None
+    if not stream:
+        out.print(result.text, end="", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"\n[dim]({result.finish_reason})[/dim]\n")
+    return result
+
+
+def _line(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _status(text: str) -> Status:
+    return err.status(text)
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=err, transient=True)
+
+
+@contextmanager
+def _log_to(status: Status) -> Iterator[None]:
+    """Show the packages' log lines in the status."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            status.update(record.getMessage())
+
+    logger, handler = logging.getLogger("metasd"), Handler()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _write_json(path: Path | None, facts: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise MetaSDError(f"--json: cannot write {str(path)!r}: {error.strerror}") from None
+
+
+def _quiet_libraries() -> None:
+    from transformers.utils import logging as transformers_logging
+
+    warnings.filterwarnings("ignore")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+def main() -> None:
+    """Run the command line; every failure is one line on standard error and an exit code."""
+    _quiet_libraries()
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except (typer.Abort, KeyboardInterrupt):
+        err.print("interrupted")
+        sys.exit(130)
+    except UsageError as error:
+        err.print(f"metasd: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except MetaSDError as error:
+        err.print(f"metasd: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # the option parser's own errors, whichever it is
+            error.show()
+            sys.exit(2)
+        if os.environ.get("METASD_DEBUG"):
+            raise
+        text = f"metasd: unexpected {type(error).__name__}: {error} (METASD_DEBUG=1 shows where)"
+        err.print(text, markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
