@@ -23,7 +23,6 @@ NEAR_TIE = 1e-4
 """Float32: two logits closer than this may change places between passes of different width."""
 LAW = SamplingLaw(temperature=0.8, top_p=0.95)
 ERROR_RATE = 1e-9
-_Z = 5.9978  # standard normal quantile of 1 - ERROR_RATE
 _ROWS = 64  # requests verified in one call
 _LEAST_EXPECTED = 8.0  # rarer tokens share a bin
 
@@ -214,8 +213,13 @@ def _chi_square(counts: Tensor, law: Tensor, num_draws: int) -> tuple[float, int
 
 
 def chi_square_limit(degrees: int) -> float:
-    """The quantile at 1 - ERROR_RATE, by Wilson and Hilferty (1931); 0 degrees of freedom leave room for rounding."""
+    """What an exact sampler exceeds with probability ERROR_RATE; 0 degrees of freedom leave room for rounding only."""
     if degrees < 1:
         return 1e-6
-    share = 2 / (9 * degrees)
-    return degrees * float(1 - share + _Z * math.sqrt(share)) ** 3
+    low, high = 0.0, 100.0 + 10.0 * degrees
+    for _ in range(60):
+        middle = (low + high) / 2
+        half = torch.tensor([degrees / 2, middle / 2], dtype=torch.float64)
+        exceeds = float(torch.special.gammaincc(half[0], half[1]))
+        low, high = (middle, high) if exceeds > ERROR_RATE else (low, middle)
+    return high

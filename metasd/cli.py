@@ -90,6 +90,8 @@ def generate(
         device=device,
         dtype=dtype,
     )
+    if not raw and engine.tokenizer.chat_template is None:
+        raise refuse("--raw", "this flag, since the target's tokenizer has no chat template", "a chat message")
     question = text if raw else [{"role": "user", "content": text}]
     result = _answer(engine, question, params, stream)
     plain = None
@@ -149,6 +151,8 @@ def check(
             _line(f"{kind}: {where}: {outcome.prompt[:60]!r}")
     if laws:
         out.print(report.law_table(laws))
+    elif num_laws:
+        _line("law not tested: no drafter had anything to propose behind these prompts")
     failed = sum(not (outcome.is_equal or outcome.is_near_tie) for outcome in greedy)
     failed += sum(not outcome.is_passed for outcome in laws)
     verdict = "lossless: every check passed" if not failed else f"NOT lossless: {failed} checks failed"
@@ -229,11 +233,11 @@ def _progress() -> Progress:
 
 @contextmanager
 def _log_to(status: Status) -> Iterator[None]:
-    """Show the packages' log lines in the status."""
+    """Show the packages' log lines above the status line."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            status.update(record.getMessage())
+            status.console.print(record.getMessage(), markup=False, highlight=False)
 
     logger, handler = logging.getLogger("metasd"), Handler()
     logger.addHandler(handler)

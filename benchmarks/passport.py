@@ -1,0 +1,38 @@
+"""What a measured number must be accompanied by: versions, device, commit and command."""
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def passport() -> dict[str, Any]:
+    """Facts about this run."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
+    ).stdout.strip()
+    cpu = next(
+        (line.split(":")[1].strip() for line in _cpu_lines() if line.startswith("model name")), platform.machine()
+    )
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in ("torch", "transformers", "triton", "metasd")},
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }
+
+
+def _cpu_lines() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
