@@ -61,16 +61,21 @@ def available_backends() -> list[str]:
     return [name for name, reason in obstacles().items() if reason is None]
 
 
+def check_name(name: object) -> None:
+    """Refuse what is neither "auto" nor registered."""
+    if not isinstance(name, str) or name not in ("auto", *BACKENDS):
+        raise ValueError(f"backend: expected one of {['auto', *BACKENDS]}, got {name!r}")
+
+
 def resolve(name: str, device_type: str) -> Kernels:
     """The backend's functions.
 
     Raises:
         ValueError: the name is unknown, or that backend cannot run on this device type; the message says why.
     """
+    check_name(name)
     if name == "auto":
         name = next(key for key, reason in obstacles(device_type).items() if reason is None)
-    if name not in BACKENDS:
-        raise ValueError(f"backend: expected one of {['auto', *BACKENDS]}, got {name!r}")
     reason = BACKENDS[name].obstacle(device_type)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run on device type {device_type!r} here: {reason}")

@@ -1,18 +1,18 @@
 """Argument checks of the public functions: a ValueError names the argument, what was expected, and what came."""
 
-import math
 from collections.abc import Sequence
-from typing import NoReturn
-from weakref import WeakKeyDictionary
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from metasd_kernels.inputs import PerRow
+from metasd_kernels.inputs import SMALLEST_TEMPERATURE, PerRow
 
 RULES = ("token", "block")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INTS = (torch.int32, torch.int64)
+_FLOAT_RANGE, _INT_RANGE = torch.finfo(torch.float32), torch.iinfo(torch.int64)
 
 
 def refuse(argument: str, expected: str, actual: object) -> NoReturn:
@@ -48,14 +48,20 @@ def tensor(
     return value
 
 
+def output(name: str, value: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Check a tensor to write into. A kernel writes it as one piece of memory, so it must be one."""
+    if not tensor(name, value, shape, (dtype,), device).is_contiguous():
+        refuse(name, "a contiguous tensor", f"strides {list(cast(Tensor, value).stride())}")
+
+
 def logits(name: str, value: object, shape: Sequence[int | str], device: torch.device | None = None) -> Tensor:
     """Check a logit tensor: as `tensor`, and a vocabulary of at least 1 whose ids lie next to each other in memory."""
     checked = tensor(name, value, shape, FLOATS, device)
     if checked.shape[-1] == 0:
         refuse(name, "a vocabulary (last dimension) of at least 1", describe(checked))
-    if checked.shape[-1] > 1 and checked.stride(-1) != 1:
+    if checked.shape[-1] > 1 and checked.numel() and checked.stride(-1) != 1:
         refuse(name, "a last stride of 1; call .contiguous() on it", f"strides {list(checked.stride())}")
-    return checked
+    return checked.detach() if checked.requires_grad else checked  # no op here has a derivative
 
 
 def per_row(
@@ -69,23 +75,31 @@ def per_row(
     integer: bool = False,
 ) -> PerRow:
     """Check a number or a tensor `[num_rows]`. Values inside a tensor are not read."""
-    kind = "an int" if integer else "a finite number"
+    kind = "an int64" if integer else "a finite fp32 number"
+    limits = _INT_RANGE if integer else _FLOAT_RANGE
+    low, high = limits.min if least is None else least, limits.max if most is None else most
     bounds = "" if least is None else f" of at least {least}" + ("" if most is None else f" and at most {most}")
     if isinstance(value, Tensor):
         dtypes = INTS if integer else FLOATS
         return PerRow(0, tensor(name, value, [num_rows], dtypes, device))
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         refuse(name, f"{kind}{bounds} or a tensor [{num_rows}]", describe(value))
-    if not math.isfinite(value) or (least is not None and value < least) or (most is not None and value > most):
+    if not low <= value <= high:  # so that NaN is refused, too
         refuse(name, f"{kind}{bounds}", describe(value))
     return PerRow(value)
 
 
+def temperature(name: str, value: object, num_rows: int, device: torch.device) -> PerRow:
+    """Check a temperature, 0 or more; what is too small for 1 / temperature to be finite becomes 0."""
+    checked = per_row(name, value, num_rows, device, least=0)
+    return PerRow(0.0) if checked.rows is None and checked.value < SMALLEST_TEMPERATURE else checked
+
+
 def coins(name: str, value: object, num_rows: int, num_coins: int | str, device: torch.device) -> Tensor | None:
-    """Check injected coins `[num_rows, num_coins]` fp32 or fp64; None means Philox."""
+    """Check injected coins `[num_rows, num_coins]`; None means Philox. fp32 only: a wider coin could round up to 1."""
     if value is None:
         return None
-    return tensor(name, value, [num_rows, num_coins], (torch.float32, torch.float64), device)
+    return tensor(name, value, [num_rows, num_coins], (torch.float32,), device)
 
 
 def seed(value: object, num_rows: int, device: torch.device, is_used: bool) -> PerRow:
@@ -106,17 +120,22 @@ def offset(value: object, num_rows: int, device: torch.device) -> PerRow:
     return per_row("offset", value, num_rows, device, integer=True)
 
 
-_distinct_maps: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
+_checked_maps = WeakTensorKeyDictionary()  # map -> (its version when checked, its largest id)
 
 
 def vocabulary_map(value: Tensor, target_vocab_size: int) -> None:
     """Check a `[V_d]` map once for each version of the tensor: this reads the device, a captured loop must not."""
-    if torch.compiler.is_compiling() or type(value) is not Tensor or _distinct_maps.get(value) == value._version:
+    if torch.compiler.is_compiling() or type(value) is not Tensor or value.is_meta:
         return
-    if value.unique().numel() != value.numel():
+    version = -1 if value.is_inference() else value._version  # an inference tensor counts no versions
+    known_version, highest = _checked_maps.get(value, (None, 0))
+    if known_version != version:
         ids, counts = value.unique(return_counts=True)
-        refuse("draft_to_target", "distinct target ids", f"id {int(ids[counts > 1][0])} more than once")
-    lowest, highest = int(value.min()), int(value.max())
-    if lowest < 0 or highest >= target_vocab_size:
-        refuse("draft_to_target", f"ids in [0, {target_vocab_size})", lowest if lowest < 0 else highest)
-    _distinct_maps[value] = value._version
+        if ids.numel() != value.numel():
+            refuse("draft_to_target", "distinct target ids", f"id {int(ids[counts > 1][0])} more than once")
+        lowest, highest = int(ids[0]), int(ids[-1])
+        if lowest < 0:
+            refuse("draft_to_target", f"ids in [0, {target_vocab_size})", lowest)
+        _checked_maps[value] = version, highest
+    if highest >= target_vocab_size:
+        refuse("draft_to_target", f"ids in [0, {target_vocab_size})", highest)

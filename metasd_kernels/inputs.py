@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""What is below counts as 0: its reciprocal is no finite fp32 number, and devices may flush it to 0 anyway."""
+
 
 @dataclass(frozen=True)
 class PerRow:

@@ -14,7 +14,7 @@ TILE = 1024
 class Status(IntFlag):
     """Bits of `VerifyOutput.status`: what a value inside a tensor did that a Python check could not refuse."""
 
-    BAD_LOGITS = 1  # a row in the block holds a NaN or +inf, or has no support; or a temperature is negative or NaN
+    BAD_LOGITS = 1  # a row in the block has a NaN, a +inf or no support; a temperature is negative, NaN or inf
     ZERO_RESIDUAL = 2  # rejected although p and q are equal up to rounding: drawn from p
     BAD_TOKEN = 4  # a draft id is outside the target vocabulary: the block ends before it
     TIMEOUT = 8  # a wait inside the kernel ran out: the row's output must not be used

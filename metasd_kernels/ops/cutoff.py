@@ -41,24 +41,22 @@ def logit_cutoff(
     """
     if not isinstance(logits, Tensor) or logits.dim() < 1:
         checks.refuse("logits", "a tensor [..., V]", checks.describe(logits))
-    checks.logits("logits", logits, list(logits.shape))
+    logits = checks.logits("logits", logits, list(logits.shape))
     rows = logits.reshape(-1, logits.shape[-1])
     num_rows, device = rows.shape[0], rows.device
 
-    def per_row(name: str, value: object, most: float | None, integer: bool = False) -> PerRow:
-        if isinstance(value, Tensor) and value.shape == logits.shape[:-1]:
-            value = value.reshape(-1)
-        least = None if integer else 0
-        return checks.per_row(name, value, num_rows, device, least=least, most=most, integer=integer)
+    def flat(value: object) -> object:
+        return value.reshape(-1) if isinstance(value, Tensor) and value.shape == logits.shape[:-1] else value
 
+    backends.check_name(backend)
     limits = (
-        per_row("temperature", temperature, None),
-        per_row("top_k", top_k, None, integer=True),
-        per_row("top_p", top_p, 1),
-        per_row("min_p", min_p, 1),
+        checks.temperature("temperature", flat(temperature), num_rows, device),
+        checks.per_row("top_k", flat(top_k), num_rows, device, integer=True),
+        checks.per_row("top_p", flat(top_p), num_rows, device, least=0, most=1),
+        checks.per_row("min_p", flat(min_p), num_rows, device, least=0, most=1),
     )
-    flat = [part for limit in limits for part in (limit.value, limit.rows)]
-    cutoff: Tensor = torch.ops.metasd.logit_cutoff(rows, *flat, backend)
+    arguments = [part for limit in limits for part in (limit.value, limit.rows)]
+    cutoff: Tensor = torch.ops.metasd.logit_cutoff(rows, *arguments, backend)
     return cutoff.reshape(logits.shape[:-1])
 
 

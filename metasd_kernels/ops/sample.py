@@ -32,10 +32,10 @@ def sample(
         temperature: 0 or more, or `[B]`; 0: the lowest id among the largest logits.
         cutoff: `[B]`, the smallest raw logit that is kept, from `logit_cutoff`.
         seed, offset: as in `verify`.
-        position: k, the position in the draft block, at least 0.
+        position: k, the position in the draft block, in [0, 2**32).
         uniform_samples: `[B, 2]` fp32 in [0, 1): injected coins, for the tile and for the id.
         backend: "auto" or a name of `available_backends()`.
-        out: `[B]` int64 to write into.
+        out: contiguous `[B]` int64 to write into.
 
     Returns:
         int64 `[B]`. A row without support gives 0.
@@ -47,13 +47,14 @@ def sample(
         >>> sample(torch.tensor([[0.0, 9.0, 1.0]]), temperature=0.0)
         tensor([1])
     """
-    checks.logits("logits", logits, ["B", "V"])
+    logits = checks.logits("logits", logits, ["B", "V"])
     batch_size, device = logits.shape[0], logits.device
-    warmth = checks.per_row("temperature", temperature, batch_size, device, least=0)
+    warmth = checks.temperature("temperature", temperature, batch_size, device)
+    backends.check_name(backend)
     if cutoff is not None:
         checks.tensor("cutoff", cutoff, [batch_size], checks.FLOATS, device)
-    if isinstance(position, bool) or not isinstance(position, int) or position < 0:
-        checks.refuse("position", "an int of at least 0", repr(position))
+    if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < 2**32:
+        checks.refuse("position", "an int in [0, 2**32)", repr(position))
     uniform_samples = checks.coins("uniform_samples", uniform_samples, batch_size, 2, device)
     key = checks.seed(seed, batch_size, device, is_used=uniform_samples is None and not warmth.always(0))
     nonce = checks.offset(offset, batch_size, device)
@@ -63,7 +64,7 @@ def sample(
     )  # fmt: skip
     if out is None:
         return torch.ops.metasd.sample(*arguments)  # type: ignore[no-any-return]
-    checks.tensor("out", out, [batch_size], (torch.int64,), device)
+    checks.output("out", out, [batch_size], torch.int64, device)
     torch.ops.metasd.sample_out(*arguments, out)
     return out
 

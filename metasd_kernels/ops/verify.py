@@ -63,7 +63,7 @@ def verify(
         max_num_draft_tokens: packed form only: K of the outputs. None: the longest block, which reads the device.
         draft_to_target: `[V_d]` int64, target id of each draft id; or `[B, K, S]` int64 (packed `[N, S]`): sparse draft
             laws, `draft_logits` over the S listed target ids (distinct in a row; a negative id is an empty slot).
-            Draft mass on ids that the target lacks is allowed for.
+            A draft token that the target lacks ends the block: the law is exact only if the drafter cannot draw one.
         reward_length: `[B]`, the N of the block divergence; None: K.
         rule: "token" (Leviathan et al. 2023; Chen et al. 2023) or "block" (Sun et al., ICLR 2025), which never accepts
             fewer tokens in expectation.
@@ -73,7 +73,8 @@ def verify(
         uniform_samples: `[B, K+2]` fp32 in [0, 1): injected coins: K to accept, one for the tile, one for the id.
         compute_tv: False leaves out what needs the total variation distance; those outputs have size 0.
         backend: "auto" or a name of `available_backends()`.
-        out: outputs to write into, as a captured graph needs; must have the shapes and dtypes of the result.
+        out: outputs to write into, as a captured graph needs: contiguous, with the shapes and dtypes of the result, and
+            no memory shared with an input.
         workspace: from `make_workspace`, one for each stream or captured graph.
 
     Returns:
@@ -113,7 +114,7 @@ def verify(
             checks.tensor("num_draft_tokens", num_draft_tokens, [batch_size], checks.INTS, device)
     checks.tensor("draft_token_ids", draft_token_ids, block, checks.INTS, device)
     if draft_logits is not None:
-        checks.logits("draft_logits", draft_logits, [*block, "V_d"], device)
+        draft_logits = checks.logits("draft_logits", draft_logits, [*block, "V_d"], device)
     if draft_to_target is not None:
         _check_map(draft_to_target, draft_logits, block, vocab_size)
     if target_cutoff is not None:
@@ -122,18 +123,19 @@ def verify(
         checks.tensor("draft_cutoff", draft_cutoff, block, checks.FLOATS, device)
     if reward_length is not None:
         checks.tensor("reward_length", reward_length, [batch_size], (*checks.INTS, *checks.FLOATS), device)
+    backends.check_name(backend)
     if rule not in checks.RULES:
         checks.refuse("rule", f"one of {list(checks.RULES)}", repr(rule))
-    warmth = checks.per_row("temperature", temperature, batch_size, device, least=0)
-    draft_warmth = checks.per_row("draft_temperature", given_draft_temperature, batch_size, device, least=0)
+    warmth = checks.temperature("temperature", temperature, batch_size, device)
+    draft_warmth = checks.temperature("draft_temperature", given_draft_temperature, batch_size, device)
     uniform_samples = checks.coins("uniform_samples", uniform_samples, batch_size, num_positions + 2, device)
     key = checks.seed(seed, batch_size, device, is_used=uniform_samples is None and not warmth.always(0))
     nonce = checks.offset(offset, batch_size, device)
     if workspace is not None:
-        _check_workspace(workspace, batch_size, num_positions, vocab_size)
+        _check_workspace(workspace, batch_size, num_positions, vocab_size, device)
 
     arguments = (
-        batch_size, num_positions, target_logits, draft_token_ids, draft_logits,
+        batch_size, num_positions, target, draft_token_ids, draft_logits,
         float(warmth.value), warmth.rows, float(draft_warmth.value), draft_warmth.rows,
         target_cutoff, draft_cutoff, num_draft_tokens, cu_num_draft_tokens,
         draft_to_target, reward_length, rule, int(key.value), key.rows, int(nonce.value), nonce.rows,
@@ -148,7 +150,7 @@ def verify(
 
 def _packed_width(max_num_draft_tokens: int | None, cumulative: Tensor) -> int:
     if max_num_draft_tokens is None:
-        return int(cumulative.diff().max()) if cumulative.shape[0] > 1 else 0
+        return max(int(cumulative.diff().max()), 0) if cumulative.shape[0] > 1 else 0
     if isinstance(max_num_draft_tokens, bool) or not isinstance(max_num_draft_tokens, int) or max_num_draft_tokens < 0:
         checks.refuse("max_num_draft_tokens", "an int of at least 0", repr(max_num_draft_tokens))
     return max_num_draft_tokens
@@ -165,15 +167,23 @@ def _check_map(draft_to_target: Tensor, draft_logits: Tensor | None, block: list
         checks.tensor("draft_to_target", draft_to_target, [*block, width], (torch.int64,), device)
 
 
-def _check_workspace(workspace: Workspace, batch_size: int, num_positions: int, vocab_size: int) -> None:
+def _check_workspace(
+    workspace: Workspace, batch_size: int, num_positions: int, vocab_size: int, device: torch.device
+) -> None:
+    if not isinstance(workspace, Workspace):
+        checks.refuse("workspace", "a Workspace from make_workspace", checks.describe(workspace))
+    if workspace.counters.device != device:
+        checks.refuse("workspace", f"one on {device}", checks.describe(workspace.counters))
     held = (workspace.batch_size, workspace.num_draft_tokens, workspace.vocab_size)
     if any(have < need for have, need in zip(held, (batch_size, num_positions, vocab_size), strict=True)):
         checks.refuse("workspace", f"one for B, K, V_t of at least {(batch_size, num_positions, vocab_size)}", held)
 
 
 def _check_out(out: VerifyOutput, like: VerifyOutput, device: torch.device) -> None:
+    if not isinstance(out, VerifyOutput):
+        checks.refuse("out", "a VerifyOutput", type(out).__name__)
     for name, want in zip(VerifyOutput._fields, like, strict=True):
-        checks.tensor(f"out.{name}", getattr(out, name), list(want.shape), (want.dtype,), device)
+        checks.output(f"out.{name}", getattr(out, name), list(want.shape), want.dtype, device)
 
 
 def _outputs(

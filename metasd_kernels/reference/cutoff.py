@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from metasd_kernels.inputs import CutoffInputs
-from metasd_kernels.reference.laws import compute_dtype
+from metasd_kernels.reference.laws import compute_dtype, is_greedy
 
 
 def logit_cutoff(inputs: CutoffInputs, out: Tensor) -> None:
@@ -23,13 +23,13 @@ def logit_cutoff(inputs: CutoffInputs, out: Tensor) -> None:
     last = torch.where((top_k < 1) | (top_k > vocab_size), vocab_size, top_k).long() - 1
     is_kept &= x >= x.gather(-1, last)
 
-    is_greedy = ~(temperature > 0)
-    scaled = (x - x[:, :1].nan_to_num(neginf=0.0)) / temperature.masked_fill(is_greedy, 1.0)
+    takes_best = is_greedy(temperature)
+    scaled = (x - x[:, :1].nan_to_num(neginf=0.0)) / temperature.masked_fill(takes_best, 1.0)
     weight = scaled.exp().masked_fill(~is_kept, 0.0)
     mass_before = weight.cumsum(-1) - weight
     is_kept &= (mass_before < top_p * weight.sum(-1, keepdim=True)) | (top_p >= 1)
     is_kept &= scaled >= min_p.log()
-    is_kept &= ~is_greedy | (x >= x[:, :1])
+    is_kept &= ~takes_best | (x >= x[:, :1])
     is_kept[:, 0] = True
     # Ties at the cutoff are kept by whoever compares with it: they have the same logit.
     out.copy_(x.masked_fill(~is_kept, torch.inf).amin(-1))

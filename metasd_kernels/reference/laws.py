@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metasd_kernels.inputs import PerRow
+from metasd_kernels.inputs import SMALLEST_TEMPERATURE, PerRow
 from metasd_kernels.outputs import TILE
 
 
@@ -21,11 +21,22 @@ def compute_dtype(logits: Tensor) -> torch.dtype:
     return torch.promote_types(logits.dtype, torch.float32)
 
 
+def is_greedy(temperature: Tensor) -> Tensor:
+    """Which temperatures mean the point mass at the largest logit: 0, and what is no temperature."""
+    return ~((temperature >= SMALLEST_TEMPERATURE) & (temperature < torch.inf))
+
+
+def is_no_temperature(temperature: Tensor) -> Tensor:
+    """Negative, NaN or infinite: counts as 0 and sets a bit."""
+    return ~((temperature >= 0) & (temperature < torch.inf))
+
+
 def law(logits: Tensor, temperature: PerRow, cutoff: Tensor | None) -> Law:
     """The processed law of each row: softmax(logits / temperature) over the logits at or above the cutoff.
 
     NaN and +inf count as -inf and mark the row as bad. A row without support is bad, and its law is the point mass at
-    id 0. Temperature 0, negative or NaN gives the point mass at the largest logit, at the lowest id among ties.
+    id 0. A greedy temperature gives the point mass at the largest logit, at the lowest id among ties; one that is no
+    temperature marks the row as bad as well.
 
     Args:
         logits: `[B, ..., V]`.
@@ -42,15 +53,15 @@ def law(logits: Tensor, temperature: PerRow, cutoff: Tensor | None) -> Law:
     x[..., 0].masked_fill_(is_empty, 0.0)
 
     per_row = temperature.tensor(x.shape[0], x.dtype, x.device).reshape(-1, *[1] * (x.dim() - 1))
-    is_greedy = ~(per_row > 0)
     if temperature.always(0):
         return Law(_point_mass(x), is_bad)
-    scaled = (x - x.amax(-1, keepdim=True)) / per_row.masked_fill(is_greedy, 1.0)
+    takes_best = is_greedy(per_row)
+    scaled = (x - x.amax(-1, keepdim=True)) / per_row.masked_fill(takes_best, 1.0)
     sampled = scaled - scaled.logsumexp(-1, keepdim=True)
     if temperature.never(0):
         return Law(sampled, is_bad)
-    is_bad = is_bad | (per_row.isnan() | (per_row < 0)).squeeze(-1)
-    return Law(torch.where(is_greedy, _point_mass(x), sampled), is_bad)
+    is_bad = is_bad | is_no_temperature(per_row).squeeze(-1)
+    return Law(torch.where(takes_best, _point_mass(x), sampled), is_bad)
 
 
 def _point_mass(x: Tensor) -> Tensor:
@@ -95,12 +106,13 @@ def draw(weights: Tensor, coins: Tensor) -> Tensor:
         int64 `[B]`.
     """
     batch_size, vocab_size = weights.shape
-    num_tiles = -(-vocab_size // TILE)
-    tiles = torch.nn.functional.pad(weights, (0, num_tiles * TILE - vocab_size)).view(batch_size, num_tiles, TILE)
+    width = min(TILE, vocab_size)  # one small tile needs no padding
+    num_tiles = -(-vocab_size // width)
+    tiles = torch.nn.functional.pad(weights, (0, num_tiles * width - vocab_size)).view(batch_size, num_tiles, width)
     u = coins.to(weights.dtype)
     tile = _first_above(tiles.sum(-1), u[:, 0])
     within = _first_above(tiles[torch.arange(batch_size, device=weights.device), tile], u[:, 1])
-    return tile * TILE + within
+    return tile * width + within
 
 
 def _first_above(mass: Tensor, u: Tensor) -> Tensor:

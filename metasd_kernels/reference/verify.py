@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metasd_kernels.inputs import PerRow, VerifyInputs
 from metasd_kernels.outputs import Status, VerifyOutput
-from metasd_kernels.reference.laws import draw, in_target_vocabulary, law
+from metasd_kernels.reference.laws import draw, in_target_vocabulary, is_greedy, is_no_temperature, law
 from metasd_kernels.rng import verify_coins
 
 
@@ -129,9 +129,10 @@ def _draft(inputs: VerifyInputs, block: _Block, vocab_size: int) -> _Draft:
     dtype = torch.promote_types(block.target_logits.dtype, torch.float32)
     is_point_mass = torch.ones((batch_size, 1), dtype=torch.bool, device=device)
     log_q, is_bad = None, torch.zeros_like(ids, dtype=torch.bool)
+    is_odd = torch.zeros(batch_size, dtype=torch.bool, device=device)
     if block.draft_logits is not None and not inputs.draft_temperature.always(0):
         temperature = inputs.draft_temperature.tensor(batch_size, dtype, device)
-        is_point_mass = ~(temperature > 0).unsqueeze(-1)
+        is_odd, is_point_mass = is_no_temperature(temperature), is_greedy(temperature).unsqueeze(-1)
         logits = block.draft_logits
         if block.draft_to_target is not None and block.draft_to_target.dim() == 3:  # a slot with a negative id is empty
             logits = logits.masked_fill(block.draft_to_target < 0, -torch.inf)
@@ -144,7 +145,7 @@ def _draft(inputs: VerifyInputs, block: _Block, vocab_size: int) -> _Draft:
     is_stop = (ids < 0) | (ids >= vocab_size) | is_bad | (position >= block.length.unsqueeze(-1))
     end = torch.nn.functional.pad(is_stop, (0, 1), value=True).int().argmax(-1)
     at_end = end.clamp(max=max(num_positions - 1, 0)).unsqueeze(-1)
-    status = torch.zeros(batch_size, dtype=torch.int32, device=device)
+    status = (is_odd & (end > 0)).int() * Status.BAD_LOGITS
     if num_positions:
         id_there, bad_there = ids.gather(-1, at_end).squeeze(-1), is_bad.gather(-1, at_end).squeeze(-1)
         is_inside = end < block.length
