@@ -1,7 +1,7 @@
 """What a user can ask for: the sampling parameters of a request and the settings of an engine, checked on creation."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -104,12 +104,16 @@ class SamplingParams:
             raise refuse(
                 "num_beams", "1: a drafter speculates on one sequence, so there is no beam search", self.num_beams
             )
+        if not isinstance(self.stop, Iterable):
+            raise refuse("stop", "a string or a sequence of strings", repr(self.stop))
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise refuse("stop", "non-empty strings", repr(text))
         object.__setattr__(self, "stop", stop)
         for name in ("logits_processors", "stopping_criteria"):
+            if not isinstance(getattr(self, name), Iterable):
+                raise refuse(name, "a sequence of callables", repr(getattr(self, name)))
             given = tuple(getattr(self, name))
             for entry in given:
                 if not callable(entry):

@@ -21,14 +21,22 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # keys of n > 1 answers lie far apart
 
 
 class TextStream:
-    """Pieces of an answer as they become certain; `result` holds the whole once the stream has ended."""
+    """Pieces of an answer as they become certain; `result` holds the whole once the stream has ended.
+
+    The engine decodes nothing else until then, or until the stream is closed; leaving a loop over it closes it.
+    """
 
     def __init__(self, pieces: Generator[str, None, GenerationResult]) -> None:
         self._pieces = pieces
         self.result: GenerationResult | None = None
 
     def __iter__(self) -> Iterator[str]:
-        self.result = yield from self._pieces
+        result = yield from self._pieces
+        self.result = result or self.result  # None: the stream had ended before
+
+    def close(self) -> None:
+        """Give the rest of the answer up; the engine is free again."""
+        self._pieces.close()
 
 
 class MetaSD:
@@ -59,7 +67,7 @@ class MetaSD:
         )
         self._plain_pool = Pool({NULL_ARM: drafters[NULL_ARM]})
         self._plain_bandit = make_bandit("fixed", self._plain_pool.arms, costs=self.costs)
-        self._is_busy = self._is_calibrated = False
+        self._is_calibrated = False
 
     @classmethod
     def from_pretrained(
@@ -90,7 +98,11 @@ class MetaSD:
         config = EngineConfig.build(preset, **options)
         check_names(config.bandit, config.reward)
         check_drafters(drafters)
-        if not isinstance(target, Target):
+        if isinstance(target, Target):
+            for name in ("device", "dtype", "scoring"):
+                if getattr(config, name) != getattr(EngineConfig, name):
+                    raise refuse(name, "none beside a ready Target, which has its own", repr(getattr(config, name)))
+        else:
             target = Target.load(target, device=config.device, dtype=config.dtype, scoring=config.scoring)
         return cls(target, load_drafters(drafters, target), config)
 
@@ -107,14 +119,11 @@ class MetaSD:
         Raises:
             UsageError: prompt or parameters do not fit; the engine stays usable.
         """
-        params = params or SamplingParams()
-        answers = [_exhaust(self._decode(prompt, params, index)) for index in range(params.n)]
-        answers[0].alternatives.extend(answers[1:])
-        return answers[0]
+        return self._generate(prompt, params or SamplingParams())
 
     def generate_plain(self, prompt: Prompt, params: SamplingParams | None = None) -> GenerationResult:
         """Decode without drafts, through the same loop: what `generate` is compared with."""
-        return _exhaust(self._decode(prompt, params or SamplingParams(), 0, is_plain=True))
+        return self._generate(prompt, params or SamplingParams(), is_plain=True)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
         """Decode one prompt and yield its text piece by piece; the pieces together are `result.text`.
@@ -127,15 +136,20 @@ class MetaSD:
             raise refuse("n", "1 for a stream", params.n)
         return TextStream(self._decode(prompt, params, 0))
 
+    def _generate(self, prompt: Prompt, params: SamplingParams, is_plain: bool = False) -> GenerationResult:
+        answers = [_exhaust(self._decode(prompt, params, index, is_plain)) for index in range(params.n)]
+        answers[0].alternatives.extend(answers[1:])
+        return answers[0]
+
     def _decode(
         self, prompt: Prompt, params: SamplingParams, index: int, is_plain: bool = False
     ) -> Generator[str, None, GenerationResult]:
         prompt_ids = self._checked_prompt(prompt, params)
-        if self._is_busy:
+        if self.target.is_busy:
             raise MetaSDError(
-                "the engine is busy: finish or close the open stream first; it decodes one request at a time"
+                "the engine's target is busy: finish or close the open stream first; it decodes one request at a time"
             )
-        self._is_busy = True
+        self.target.is_busy = True
         bandit = self._plain_bandit if is_plain else self.bandit
         try:
             bandit.start(reproducible=params.is_reproducible)
@@ -154,7 +168,7 @@ class MetaSD:
                     num_yielded = len(certain)
         finally:
             bandit.finish()
-            self._is_busy = False
+            self.target.is_busy = False
         stops = sequence.stops
         assert stops.finish_reason is not None
         stats = collect(sequence.rounds, len(prompt_ids), len(stops.token_ids), prefill_seconds)
@@ -172,6 +186,8 @@ class MetaSD:
         if params.max_new_tokens > room:
             context = f"the context holds {self.target.context_length} tokens and the prompt has {len(prompt_ids)}"
             raise refuse("max_new_tokens", f"at most {room} ({context})", params.max_new_tokens)
+        if params.logprobs is not None and params.logprobs > self.target.vocab_size:
+            raise refuse("logprobs", f"at most {self.target.vocab_size}, the vocabulary", params.logprobs)
         return prompt_ids
 
     def _start(
@@ -205,11 +221,11 @@ class MetaSD:
 
     def _calibrate(self, token: int, num_tokens: int) -> None:
         """Once an engine: measure the target's forward pass for each block length, before the first choice."""
-        if self._is_calibrated or self._num_draft_tokens is not None:
+        has_room = num_tokens + MAX_NUM_DRAFT_TOKENS <= self.target.context_length
+        if self._is_calibrated or self._num_draft_tokens is not None or not has_room:
             return
-        longest = min(MAX_NUM_DRAFT_TOKENS, self.target.context_length - num_tokens - 1)
         for _ in range(3):
-            for length in range(longest + 1):
+            for length in range(MAX_NUM_DRAFT_TOKENS + 1):
                 block = torch.full((1, length + 1), token, device=self.target.device)
                 begin = time.perf_counter()
                 self.target.score(block)[0, -1, 0].item()

@@ -32,7 +32,11 @@ class Pool:
 
     def offers(self, max_num_draft_tokens: int) -> dict[str, Offer]:
         """What the arms that are awake could draft now, from committed tokens only."""
-        offers = {name: drafter.offer(max_num_draft_tokens) for name, drafter in self.drafters.items()}
+        num_tokens = len(self._tokens)
+        offers = {
+            name: drafter.offer(max(0, min(max_num_draft_tokens, drafter.context_length - num_tokens)))
+            for name, drafter in self.drafters.items()
+        }
         return {name: offer for name, offer in offers.items() if offer is not None}
 
     def activate(self, arm: str) -> tuple[Drafter, float, bool]:

@@ -1,6 +1,7 @@
 """A name-to-class table with lazy imports: `pip install` of an optional dependency is only needed by who uses it."""
 
 import importlib
+import inspect
 from typing import Any
 
 from metasd.core import UsageError
@@ -46,6 +47,12 @@ def split_specs(text: str) -> list[str]:
         else:
             specs.append(part)
     return specs
+
+
+def annotation_name(parameter: inspect.Parameter) -> str:
+    """ "int" for a parameter annotated with int, also where annotations are kept as text."""
+    annotation = parameter.annotation
+    return annotation if isinstance(annotation, str) else str(getattr(annotation, "__name__", annotation))
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, float | str]]:

@@ -15,16 +15,20 @@ class Detokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._start = self._read = 0  # decode from _start; up to _read has been returned
-        self._returned = ""  # text of [_start, _read)
+        self._start = self._read = 0  # decode from _start; up to _read, and maybe more, has been returned
+        self._returned = ""  # what has been returned of the text from _start on
 
     def push(self, token_id: int) -> str:
         """The text that this token makes certain."""
         self._ids.append(token_id)
         text = self._decode()
-        if len(text) <= len(self._returned) or text.endswith("�"):
+        certain = text.rstrip("�")
+        if len(certain) <= len(self._returned):
             return ""
-        piece = text[len(self._returned) :]
+        piece = certain[len(self._returned) :]
+        if certain != text:
+            self._returned = certain
+            return piece
         self._start, self._read = self._read, len(self._ids)
         self._returned = self._tokenizer.decode(
             self._ids[self._start : self._read], skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -91,7 +95,8 @@ class StopScanner:
         searched = len(self.text)
         self.text += self._detokenizer.push(token)
         is_long_enough = len(self.token_ids) >= self._params.min_new_tokens
-        if is_long_enough and (self._ends_text(searched) or token in self._end_ids or self._criterion_fires()):
+        is_end = is_long_enough and (self._ends_text(searched) or token in self._end_ids)
+        if self._criterion_fires() or is_end:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self._params.max_new_tokens:
             self.finish_reason = "length"

@@ -54,13 +54,20 @@ def load_model(source: str, argument: str, device: torch.device, dtype: torch.dt
     _check_folder(folder, argument)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except Exception as error:
         damaged = _damaged_file(folder)
         if damaged:
             raise MetaSDError(f"{argument}: the file {damaged} is damaged or incomplete; fetch it again") from error
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MetaSDError(f"{argument}: cannot load a causal language model from {folder!r}: {reason}") from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers fills them with random numbers
+        raise MetaSDError(
+            f"{argument}: {folder!r} lacks {len(missing)} weights of a causal language model, among them {missing[0]}; "
+            "expected a complete checkpoint of a causal (decoder-only) model"
+        )
     return model.eval().to(device), tokenizer
 
 
@@ -104,7 +111,10 @@ class Target:
         device: where logits lie.
         eos_token_ids: the tokens that end an answer.
         context_length: the most tokens that prompt and answer may have together.
+        is_busy: whether a request is being decoded; engines that share a target take turns.
     """
+
+    is_busy = False
 
     def __init__(self, model: Any, tokenizer: Any, scoring: str = "block") -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -136,7 +146,7 @@ class Target:
         expected = "a string, a list of token ids, or a list of chat messages {'role': ..., 'content': ...}"
         if isinstance(prompt, str):
             ids = list(self.tokenizer(prompt)["input_ids"]) if prompt else []
-        elif not isinstance(prompt, Sequence) and not isinstance(prompt, Tensor):
+        elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
             raise refuse("prompt", expected, type(prompt).__name__)
         elif all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
             ids = [item for item in prompt if isinstance(item, int)]
@@ -159,9 +169,12 @@ class Target:
         if self.tokenizer.chat_template is None:
             raise refuse("prompt", "a string: this target's tokenizer has no chat template", "chat messages")
         for message in messages:
-            if set(message) < {"role", "content"}:
+            if not {"role", "content"} <= set(message):
                 raise refuse("prompt", "messages with 'role' and 'content'", message)
-        text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        try:
+            text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # templates refuse in their own words, e.g. roles that do not alternate
+            raise refuse("prompt", "messages that fit the target's chat template", f"its error {error}") from error
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def start(self, prompt_ids: Sequence[int]) -> None:

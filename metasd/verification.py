@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from metasd.core import Coins, Draft
+from metasd.core import Coins, Draft, MetaSDError
 from metasd.logits import LogitsPipeline, law_cutoff
-from metasd_kernels import VerifyOutput, verify
+from metasd_kernels import Status, VerifyOutput, verify
 from metasd_kernels.rng import verify_coins
 
 
@@ -25,7 +25,11 @@ class Verdict:
 
 
 def read_verdict(output: VerifyOutput) -> Verdict:
-    """The one read from the device in a round: everything in one copy."""
+    """The one read from the device in a round: everything in one copy.
+
+    Raises:
+        MetaSDError: the kernel says that its output must not be used.
+    """
     num_positions = output.tv_distance.shape[1]
     fields = [field.reshape(-1).double() for field in output]
     values = torch.cat(fields).tolist()
@@ -35,6 +39,8 @@ def read_verdict(output: VerifyOutput) -> Verdict:
         parts.append(values[start : start + size])
         start += size
     ids, (accepted,), tv, probability, (expected,), (divergence,), (status,) = parts
+    if int(status) & Status.TIMEOUT:
+        raise MetaSDError("the verify kernel timed out while it waited for its own programs; decode the request again")
     num_accepted = int(accepted)
     assert len(ids) == num_positions + 1
     return Verdict(

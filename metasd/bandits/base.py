@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from metasd.bandits.costs import CostTable
 from metasd.bandits.lengths import Hazards, best_length
 from metasd.bandits.rewards import Reward
 from metasd.core import NULL_ARM, Choice, Offer, RoundRecord, UsageError, refuse
+from metasd.registry import annotation_name
 
 
 @runtime_checkable
@@ -78,12 +80,17 @@ class Policy(ABC):
         Raises:
             UsageError: an option is unknown.
         """
-        known = {n for base in cls.__mro__ if base is not object for n in inspect.signature(base).parameters} - {
-            "setting"
+        known = {
+            name: parameter
+            for base in reversed(cls.__mro__[:-1])  # all but object
+            for name, parameter in inspect.signature(base).parameters.items()
+            if name != "setting" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
         }
-        for key in options:
+        for key, value in options.items():
             if key not in known:
                 raise refuse(f"bandit {cls.__name__}", f"options among {', '.join(sorted(known))}", repr(key))
+            if annotation_name(known[key]) == "float" and not (isinstance(value, float) and math.isfinite(value)):
+                raise refuse(key, "a finite number", repr(value))
         return cls(setting, **options)
 
     def reset(self) -> None:
@@ -157,8 +164,16 @@ class Policy(ABC):
         for name, mine in (("policy", type(self).__name__), ("arms", list(self.setting.arms))):
             if state.get(name) != mine:
                 raise UsageError(f"bandit state: expected the {name} {mine}, got {state.get(name)}")
-        self.num_rounds = dict(state["num_rounds"])
-        self.total_reward = dict(state["total_reward"])
+        before = self.state()
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            self._load(before)
+            raise UsageError(f"bandit state: expected what state() returns, got a broken one ({error!r})") from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.num_rounds = {arm: float(state["num_rounds"][arm]) for arm in self.setting.arms}
+        self.total_reward = {arm: float(state["total_reward"][arm]) for arm in self.setting.arms}
         self.hazards.load(state["hazards"])
         self.load_own_state(state["own"])
 

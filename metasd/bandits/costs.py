@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+_RESOLUTION = 1e-9  # seconds; a clock that did not move between two readings must not make a round free
 _MEMORY = 32  # a mean follows the last so many rounds
 _NOMINAL_SLOPE = 0.06  # one more position in a forward pass, in plain forward passes
 _OUTLIER = (
@@ -19,6 +20,7 @@ class _Mean:
         self.value, self.count = value, count
 
     def add(self, sample: float) -> None:
+        sample = max(sample, _RESOLUTION)
         if self.count:
             sample = min(sample, _OUTLIER * self.value)
         self.count = min(self.count + 1, _MEMORY)

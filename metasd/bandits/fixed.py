@@ -25,4 +25,4 @@ class Fixed(Policy):
     def choose(self, available: Mapping[str, Offer]) -> Choice:
         if self._arm not in available:
             return Choice(NULL_ARM, 0)
-        return Choice(self._arm, self.length(self._arm, available[self._arm]))
+        return Choice(self._arm, self.length(self._arm, available[self._arm], least=1))

@@ -23,7 +23,7 @@ class Random(Policy):
 
     def choose(self, available: Mapping[str, Offer]) -> Choice:
         arm = self._random.choice([arm for arm in available if arm != NULL_ARM])
-        return Choice(arm, self.length(arm, available[arm]))
+        return Choice(arm, self.length(arm, available[arm], least=1))
 
     def own_state(self) -> dict[str, Any]:
         version, words, gauss = self._random.getstate()

@@ -20,7 +20,7 @@ class RoundRobin(Policy):
             arm = arms[(self._next + step) % len(arms)]
             if arm in available:
                 self._next = (self._next + step + 1) % len(arms)
-                return Choice(arm, self.length(arm, available[arm]))
+                return Choice(arm, self.length(arm, available[arm], least=1))
         return Choice(NULL_ARM, 0)
 
     def own_state(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Drafters: one file each, registered here by name. A new one is a file with a class and a line in this table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from metasd.core import NULL_ARM, UsageError, refuse
@@ -58,9 +58,11 @@ def check_drafters(given: str | Sequence[str | Drafter]) -> None:
     Raises:
         UsageError: the known names are listed.
     """
+    if not isinstance(given, Iterable):
+        raise refuse("drafters", "names, paths or Drafter objects", type(given).__name__)
     for entry in split_specs(given) if isinstance(given, str) else given:
         if isinstance(entry, str) and entry != "demo":
-            name = parse_spec(entry)[0]
+            name = entry.partition(":")[0]
             if name not in DRAFTERS and not _is_path(entry):
                 known = ", ".join(DRAFTERS.names())
                 raise UsageError(
@@ -73,8 +75,7 @@ def _is_path(spec: str) -> bool:
 
 
 def _load_one(spec: str, target: "Target") -> Drafter:
-    name, options = parse_spec(spec)
-    if name not in DRAFTERS and _is_path(spec):
-        name, options = "lm", {"path": spec}
+    is_path = spec.partition(":")[0] not in DRAFTERS and _is_path(spec)  # a path may contain a colon
+    name, options = ("lm", {"path": spec}) if is_path else parse_spec(spec)
     drafter: Drafter = DRAFTERS.load(name).from_options(target, options)
     return drafter

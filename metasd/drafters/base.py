@@ -1,6 +1,7 @@
 """What a drafter is. To add one: subclass, implement four methods, add a line to the registry in `__init__.py`."""
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -8,9 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from torch import Tensor
 
 from metasd.core import Coins, Draft, Offer, Request, refuse
+from metasd.registry import annotation_name
 
 if TYPE_CHECKING:
     from metasd.target import Target
+
+_OPTION_TYPES = {"int": "an integer", "float": "a finite number", "str": "a text that is no number"}
+"""What a spec can give to a parameter, by its annotation; parameters of other types are for Python only."""
 
 
 class Drafter(ABC):
@@ -25,6 +30,7 @@ class Drafter(ABC):
         requires_features: whether `commit` needs the target's hidden states of the committed tokens.
         follows: whether the drafter takes every round's tokens at once, for next to nothing; others catch up when they
             are activated.
+        context_length: the most tokens, draft included, that it can follow; beyond them it is offered no room.
         nominal_cost: rough cost of one draft token, in plain forward passes of the target; used only where clocks must
             not decide.
     """
@@ -32,6 +38,7 @@ class Drafter(ABC):
     name: str
     requires_features: ClassVar[bool] = False
     follows: ClassVar[bool] = False
+    context_length: int = 1 << 62
     nominal_cost: float = 0.0
 
     def __init__(self, target: "Target") -> None:
@@ -47,16 +54,17 @@ class Drafter(ABC):
         known = {
             name: parameter
             for name, parameter in inspect.signature(cls).parameters.items()
-            if name != "target" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+            if name != "target" and annotation_name(parameter) in _OPTION_TYPES
         }
         given = {}
         for key, value in options.items():
             if key not in known:
                 raise refuse(f"drafter {cls.__name__}", f"options among {', '.join(known) or 'none'}", repr(key))
-            is_whole = isinstance(value, float) and known[key].annotation in (int, "int")
-            if is_whole and value != int(value):
-                raise refuse(key, "an integer", value)
-            given[key] = int(value) if is_whole else value
+            wanted = annotation_name(known[key])
+            is_right = isinstance(value, str) if wanted == "str" else isinstance(value, float) and math.isfinite(value)
+            if not is_right or (wanted == "int" and value != int(value)):
+                raise refuse(key, _OPTION_TYPES[wanted], repr(value))
+            given[key] = int(value) if wanted == "int" else value
         missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in given]
         if missing:
             raise refuse(f"drafter {cls.__name__}", f"the option {missing[0]}", "none")

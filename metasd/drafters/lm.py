@@ -40,30 +40,45 @@ class LMDrafter(Drafter):
         self._cache = ModelCache(model, f"drafter {self.name!r}")
         sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (model, target.model)]
         self.nominal_cost = sizes[0] / sizes[1]
-        self._context_length = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+        config = model.config.get_text_config(decoder=True)
+        self.context_length = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self._vocab_size: int = config.vocab_size
 
     def reset(self, request: Request) -> None:
         self._law = request.law
         self._tokens = list(request.prompt_ids)
         self._num_drafted = 0
+        self._is_lost = self._cannot_read(request.prompt_ids)
         self._cache.clear()
 
+    def _cannot_read(self, token_ids: Sequence[int]) -> bool:
+        """Whether a token is in the padding of the target's vocabulary that this model lacks."""
+        return any(token >= self._vocab_size for token in token_ids)
+
     def offer(self, max_num_draft_tokens: int) -> Offer | None:
-        room = min(max_num_draft_tokens, self._context_length - len(self._tokens))
-        return Offer(tuple(Position(f"depth{k}", 0.5, 0.0) for k in range(room))) if room > 0 else None
+        if self._is_lost or max_num_draft_tokens < 1:
+            return None
+        return Offer(tuple(Position(f"depth{k}", 0.5, 0.0) for k in range(max_num_draft_tokens)))
 
     def commit(self, token_ids: Sequence[int], features: Tensor | None = None) -> None:
         """Ingest all but the last token in one forward pass; a single missing one waits for the next draft."""
         self._tokens.extend(token_ids)
+        self._is_lost = self._is_lost or self._cannot_read(token_ids)
+        if self._is_lost:
+            return
         missing = self._tokens[self._cache.num_tokens : -1]
         if len(missing) > 1:
             self._cache.feed(torch.tensor([missing], device=self.target.device), 1)
 
     def draft(self, num_draft_tokens: int, coins: Coins) -> Draft | None:
+        if self._is_lost:
+            return None
+        self._cache.rewind(self._cache.num_tokens - len(self._tokens) + 1)  # a second draft in the same place
         pending = torch.tensor([self._tokens[self._cache.num_tokens :]], device=self.target.device)
         tokens, rows, cutoffs = [], [], []
         for k in range(num_draft_tokens):
-            logits = self._cache.feed(pending, 1)[:, -1]
+            # A draft token must be one that the target can read: the law is that over the vocabulary of both.
+            logits = self._cache.feed(pending, 1)[:, -1, : self.target.vocab_size]
             cutoff = None
             if self._law.has_cutoff:
                 cutoff = logit_cutoff(

@@ -150,7 +150,7 @@ def _draft(inputs: VerifyInputs, block: _Block, vocab_size: int) -> _Draft:
         id_there, bad_there = ids.gather(-1, at_end).squeeze(-1), is_bad.gather(-1, at_end).squeeze(-1)
         is_inside = end < block.length
         status |= (is_inside & (id_there >= vocab_size)).int() * Status.BAD_TOKEN
-        status |= (is_inside & bad_there & (id_there >= 0)).int() * Status.BAD_LOGITS
+        status |= (is_inside & bad_there & (id_there >= 0) & (id_there < vocab_size)).int() * Status.BAD_LOGITS
 
     token = ids.clamp(0, vocab_size - 1).unsqueeze(-1)
     token_log_q = torch.zeros(ids.shape, dtype=dtype, device=device)

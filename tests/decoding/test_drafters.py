@@ -1,0 +1,286 @@
+"""The contract of a drafter, over the registry: it says what it could draft, drafts from the law that it hands over,
+and what it knows is the committed text, however that came to it."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from scipy.stats import chi2
+from toys import TableTarget, engine_of, lm, toy_llama
+
+from metasd import SamplingParams
+from metasd.core import Coins, Draft, Request, SamplingLaw
+from metasd.drafters import DRAFTERS, Drafter, load_drafters
+from metasd.drafters.copying import copied_position
+from metasd.target import Target
+
+VOCAB_SIZE = 8
+TEXT = [random.Random(5).randrange(4) for _ in range(60)]  # four tokens only: it repeats, and no copying drafter sleeps
+LAWS = {"greedy": SamplingLaw(), "sampled": SamplingLaw(2.5, top_p=0.9), "top-k": SamplingLaw(3.0, top_k=3, min_p=0.02)}
+
+SPECIAL: dict[str, Callable[[Target], Drafter]] = {
+    "lm": lambda target: lm(target, toy_llama(seed=1, vocab_size=VOCAB_SIZE), "lm"),
+}
+"""Drafters that a bare name does not build."""
+
+
+def make_target() -> Target:
+    return TableTarget(torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)))
+
+
+def make(name: str) -> Drafter:
+    target = make_target()
+    return SPECIAL[name](target) if name in SPECIAL else load_drafters([name], target)[name]
+
+
+@pytest.fixture(params=DRAFTERS.names())
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=LAWS)
+def law(request: pytest.FixtureRequest) -> SamplingLaw:
+    return LAWS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> object:
+    with torch.inference_mode():
+        yield
+
+
+def begin(drafter: Drafter, text: Sequence[int], law: SamplingLaw) -> Drafter:
+    drafter.reset(Request(tuple(text), law, 1000))
+    drafter.commit([])
+    return drafter
+
+
+def coins(nonce: int, seed: int = 3) -> Coins:
+    return Coins(torch.tensor([seed]), nonce)
+
+
+def draft(drafter: Drafter, num_draft_tokens: int, nonce: int = 0, seed: int = 3) -> Draft | None:
+    """As a round does: first the offer, then a draft of at most what was offered."""
+    offer = drafter.offer(num_draft_tokens)
+    length = min(num_draft_tokens, offer.max_num_draft_tokens) if offer else 0
+    return drafter.draft(length, coins(nonce, seed)) if length else None
+
+
+def same(a: Draft | None, b: Draft | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.token_ids.tolist() != b.token_ids.tolist() or (a.logits is None) != (b.logits is None):
+        return False
+    return a.logits is None or b.logits is None or torch.allclose(a.logits, b.logits, atol=1e-4)
+
+
+def test_offer_is_kept(name: str, law: SamplingLaw) -> None:
+    """At most as many positions as allowed; the draft is at most as long as the offer, and never empty."""
+    drafter = begin(make(name), TEXT, law)
+    for most in (0, 1, 3, 8):
+        offer = drafter.offer(most)
+        if offer is None:
+            continue
+        assert offer.max_num_draft_tokens <= most
+        assert all(0 <= position.prior <= 1 and position.prior_weight >= 0 for position in offer.positions)
+        for length in range(1, offer.max_num_draft_tokens + 1):
+            drafter.offer(most)
+            made = drafter.draft(length, coins(0))
+            assert made is not None
+            assert made.token_ids.shape == (1, made.num_tokens)
+            assert 1 <= made.num_tokens <= length
+            assert made.token_ids.dtype == torch.int64
+            assert 0 <= made.token_ids.min() <= made.token_ids.max() < VOCAB_SIZE
+            drafter.rewind(made.num_tokens)
+
+
+def test_every_drafter_but_null_drafts_here(name: str) -> None:
+    """Guards the suite: a drafter that sleeps on this text is not tested by it."""
+    assert (draft(begin(make(name), TEXT, LAWS["sampled"]), 4) is None) == (name == "null")
+
+
+def test_draft_is_a_function_of_text_and_coins(name: str, law: SamplingLaw) -> None:
+    first, again = (draft(begin(make(name), TEXT, law), 5, nonce=4) for _ in range(2))
+    assert same(first, again)
+
+
+def test_other_coins_other_draws(name: str) -> None:
+    """A sampling drafter uses the nonce and the seed; one without logits is a point mass, so it uses neither."""
+    drafter = begin(make(name), TEXT, SamplingLaw(3.0))
+    drafts = []
+    for nonce, seed in [(n, 3) for n in range(8)] + [(0, s) for s in range(4, 12)]:
+        made = draft(drafter, 4, nonce, seed)
+        if made is None:
+            return
+        drafts.append(made)
+        drafter.rewind(made.num_tokens)
+    distinct = {tuple(made.token_ids[0].tolist()) for made in drafts}
+    assert len(distinct) == 1 if drafts[0].logits is None else len(distinct) > 8
+
+
+@pytest.mark.parametrize("num_accepted", [0, 1, 2, 3, 4])
+def test_rewind_and_commit_equal_fresh(name: str, law: SamplingLaw, num_accepted: int) -> None:
+    """Behind each number of accepted tokens the drafter is where one is that read the same text at once."""
+    drafter = begin(make(name), TEXT, law)
+    text = list(TEXT)
+    for nonce in range(5):
+        made = draft(drafter, 4, nonce)
+        drafted = made.token_ids[0].tolist() if made else []
+        count = min(num_accepted, len(drafted))
+        tokens = [*drafted[:count], (nonce + 2) % 4]
+        if len(drafted) > count:
+            drafter.rewind(len(drafted) - count)
+        drafter.commit(tokens)
+        text += tokens
+        fresh = begin(make(name), text, law)
+        assert drafter.offer(4) == fresh.offer(4)
+        a, b = draft(drafter, 4, nonce=50), draft(fresh, 4, nonce=50)
+        assert same(a, b)
+        if a is not None:
+            drafter.rewind(a.num_tokens)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 20, [20], [7, 1, 1, 11], [2] * 10])
+def test_catch_up_after_a_gap_equals_fresh(name: str, law: SamplingLaw, sizes: list[int]) -> None:
+    drafter, at = begin(make(name), TEXT[:10], law), 10
+    draft(drafter, 3)
+    drafter.rewind(3)
+    for size in sizes:
+        drafter.commit(TEXT[at : at + size])
+        at += size
+    fresh = begin(make(name), TEXT[:at], law)
+    assert drafter.offer(5) == fresh.offer(5)
+    assert same(draft(drafter, 5, nonce=9), draft(fresh, 5, nonce=9))
+
+
+def test_committing_nothing_changes_nothing(name: str) -> None:
+    drafter = begin(make(name), TEXT, LAWS["sampled"])
+    for _ in range(3):
+        drafter.commit([])
+    assert same(draft(drafter, 4), draft(begin(make(name), TEXT, LAWS["sampled"]), 4))
+
+
+def test_reset_forgets_everything(name: str) -> None:
+    """Also when the request before ended in the middle of a draft, and had another law."""
+    used = begin(make(name), TEXT[::-1], LAWS["greedy"])
+    draft(used, 4)
+    used.commit(TEXT[:5])
+    draft(used, 4)
+    begin(used, TEXT, LAWS["sampled"])
+    fresh = begin(make(name), TEXT, LAWS["sampled"])
+    assert used.offer(4) == fresh.offer(4)
+    assert same(draft(used, 4, nonce=7), draft(fresh, 4, nonce=7))
+
+
+def test_one_token_of_text(name: str, law: SamplingLaw) -> None:
+    drafter = begin(make(name), [2], law)
+    made = draft(drafter, 3)
+    if made is not None:
+        drafter.rewind(made.num_tokens)
+    drafter.commit([1])
+    assert same(draft(drafter, 3, nonce=1), draft(begin(make(name), [2, 1], law), 3, nonce=1))
+
+
+def test_q_is_the_law_of_the_draws(name: str, law: SamplingLaw) -> None:
+    """Chi-square of the first two draft tokens against the law handed over, error rate 1e-9: catches a cutoff or a
+    temperature that is used on one side only, and the same coin used for both tokens."""
+    drafter = begin(make(name), TEXT, law)
+    made = draft(drafter, 2)
+    if made is None or made.logits is None:
+        return  # a point mass: its law is what it drafted
+    temperature, num_draws = made.temperature, 1500
+    assert made.logits.shape == (1, 2, VOCAB_SIZE)
+    seen = torch.zeros(VOCAB_SIZE, VOCAB_SIZE, dtype=torch.float64)
+    expected = torch.zeros_like(seen)
+    for nonce in range(num_draws):
+        drafter.rewind(made.num_tokens)
+        made = draft(drafter, 2, nonce)
+        assert made is not None
+        assert made.logits is not None
+        assert made.temperature == temperature == law.temperature
+        x = made.logits[0].double()
+        if law.has_cutoff:
+            assert made.cutoff is not None
+            x = x.masked_fill(made.logits[0] < made.cutoff[0].unsqueeze(-1), -torch.inf)
+        q = (x / temperature).softmax(-1)
+        first, second = made.token_ids[0].tolist()
+        assert q[0, first] > 0
+        assert q[1, second] > 0
+        seen[first, second] += 1
+        expected[first] += q[1]  # given the first token
+        if nonce == 0:
+            law_of_first = q[0]
+    cells = expected >= 5
+    statistic = ((seen - expected) ** 2 / expected)[cells].sum()
+    assert statistic < chi2.isf(1e-9, int(cells.sum()))
+    firsts, wanted = seen.sum(1), law_of_first * num_draws
+    cells = wanted > 0
+    assert ((firsts - wanted) ** 2 / wanted)[cells].sum() < chi2.isf(1e-9, int(cells.sum()) - 1)
+
+
+def test_cutoffs_of_a_sampling_drafter(name: str) -> None:
+    """The request's top-k, top-p and min-p hold for the drafter too: a token outside is never accepted."""
+    made = draft(begin(make(name), TEXT, SamplingLaw(1.0, top_k=2)), 3)
+    if made is not None and made.logits is not None:
+        assert made.cutoff is not None
+        assert (made.logits >= made.cutoff.unsqueeze(-1)).sum(-1).tolist() == [[2, 2, 2]]
+
+
+def test_followers_hear_of_every_round(name: str) -> None:
+    """A drafter that follows gets each token once and in order, whoever drafts; others when they are chosen."""
+    target = make_target()
+    drafter = SPECIAL[name](target) if name in SPECIAL else load_drafters([name], target)[name]
+    heard: list[int] = []
+    commit = drafter.commit
+    drafter.commit = lambda ids, features=None: (heard.extend(ids), commit(ids))[1]  # type: ignore
+    other = lm(target, toy_llama(seed=3, vocab_size=VOCAB_SIZE), "other")
+    arms = [drafter, other] if name != "null" else [drafter, other, "ngram"]
+    engine = engine_of(target, arms, bandit="fixed:arm=other", num_draft_tokens=3)
+    result = engine.generate(TEXT[:9], SamplingParams(max_new_tokens=20, temperature=1.0))
+    heard = heard[9:] if heard[:9] == TEXT[:9] else heard  # some read the prompt through `commit` as well
+    assert heard == (result.token_ids if drafter.follows else [])
+
+
+def test_ngram_prefers_the_longest_then_the_latest_match() -> None:
+    drafter = begin(
+        load_drafters(["ngram:max_match=3"], make_target())["ngram"], [1, 2, 3, 5, 2, 3, 6, 1, 2, 3], LAWS["greedy"]
+    )
+    made = draft(drafter, 2)
+    assert made is not None
+    assert made.token_ids.tolist() == [[5, 2]]
+    begin(drafter, [4, 2, 3, 5, 0, 2, 3, 6, 1, 2, 3], LAWS["greedy"])
+    made = draft(drafter, 2)
+    assert made is not None
+    assert made.token_ids.tolist() == [[6, 1]]
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix"])
+@pytest.mark.parametrize("agree", [1, 2, 3, 6, 9])
+def test_priors_know_how_long_the_match_is(name: str, agree: int) -> None:
+    """Tokens that agree before each position, the drafted ones included, also beyond the n-gram that was looked up."""
+    same, share = [7 - k % 7 for k in range(agree)], None if name == "ngram" else 1.0
+    text = [0, *same, 0, 0, 0, 0, 0, 0, *same] if agree % 2 else [*same, 0, 0, 0, 0, 0, *same]
+    offer = begin(make(name), text, LAWS["greedy"]).offer(3)
+    longest = agree + 1 if agree % 2 else agree
+    assert offer is not None
+    assert offer.positions == tuple(copied_position(longest + k, share) for k in range(3))
+
+
+def test_ngram_goes_on_periodically() -> None:
+    made = draft(begin(make("ngram"), [7, 1, 2, 1, 2], LAWS["greedy"]), 5)
+    assert made is not None
+    assert made.token_ids.tolist() == [[1, 2, 1, 2, 1]]
+
+
+@pytest.mark.parametrize("spec", ["ngram:min_match=3", "suffix:min_match=3"])
+def test_arms_sleep_below_their_shortest_match(spec: str) -> None:
+    drafter = load_drafters([spec], make_target())[spec.partition(":")[0]]
+    assert begin(drafter, [1, 2, 5, 1, 2], LAWS["greedy"]).offer(4) is None
+    assert begin(drafter, [1, 2, 3, 5, 1, 2, 3], LAWS["greedy"]).offer(4) is not None
+
+
+def test_lm_drafter_reads_with_the_targets_tokenizer_only_where_it_has_one() -> None:
+    drafter = lm(make_target(), toy_llama(seed=1, vocab_size=VOCAB_SIZE), "folder/of/lm")
+    assert drafter.name == "lm"
+    assert set(drafter.memory_bytes()) == {"weights", "cache"}
