@@ -2,12 +2,16 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "suffix_automaton.h"
+#include "verify_cpu.h"
 
 namespace py = pybind11;
 
@@ -89,10 +93,110 @@ py::tuple draft(const SuffixAutomaton& automaton, std::int32_t max_tokens, std::
     return py::make_tuple(result.token_ids, result.probabilities, result.match_length);
 }
 
+// Tensors come as addresses; 0 is no tensor. The Python side has checked shapes, dtypes and contiguity.
+template <typename T>
+T* pointer(std::uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+using LogitsTuple = std::tuple<std::uintptr_t, std::int32_t, std::int64_t, std::int64_t, std::int64_t>;
+
+metasd::Logits to_logits(const LogitsTuple& given) {
+    const auto& [data, dtype, vocab_size, stride_request, stride_row] = given;
+    return {pointer<const void>(data), static_cast<metasd::DType>(dtype), vocab_size, stride_request, stride_row};
+}
+
+template <typename T>
+metasd::PerRequest<T> per_request(const std::pair<T, std::uintptr_t>& given) {
+    return {given.first, pointer<const T>(given.second)};
+}
+
+const metasd::TileKernels& kernels_of(const std::string& name) {
+    if (name.empty()) return metasd::tile_kernels();
+    const metasd::TileKernels* kernels = metasd::tile_kernels_named(name.c_str());
+    if (kernels == nullptr) throw py::value_error("instruction set " + name + " is not available here");
+    return *kernels;
+}
+
+using FloatRows = std::pair<float, std::uintptr_t>;
+using IntRows = std::pair<std::int64_t, std::uintptr_t>;
+
+void verify(std::int64_t batch_size, std::int64_t num_positions, const LogitsTuple& target, const LogitsTuple& draft,
+            std::uintptr_t draft_token_ids, const FloatRows& temperature, const FloatRows& draft_temperature,
+            std::uintptr_t target_cutoff, std::uintptr_t draft_cutoff, std::uintptr_t num_draft_tokens,
+            std::uintptr_t cumulative, std::uintptr_t draft_to_target, bool is_map_sparse,
+            std::uintptr_t reward_length, bool is_block_rule, const IntRows& seed, const IntRows& offset,
+            std::uintptr_t uniform_samples, bool compute_tv, const std::array<std::uintptr_t, 7>& out,
+            std::int32_t num_threads, const std::string& instruction_set) {
+    metasd::VerifyArguments a;
+    a.batch_size = batch_size;
+    a.num_positions = num_positions;
+    a.target = to_logits(target);
+    a.draft = to_logits(draft);
+    a.draft_token_ids = pointer<const std::int64_t>(draft_token_ids);
+    a.temperature = per_request(temperature);
+    a.draft_temperature = per_request(draft_temperature);
+    a.target_cutoff = pointer<const float>(target_cutoff);
+    a.draft_cutoff = pointer<const float>(draft_cutoff);
+    a.num_draft_tokens = pointer<const std::int64_t>(num_draft_tokens);
+    a.cumulative = pointer<const std::int64_t>(cumulative);
+    a.draft_to_target = pointer<const std::int64_t>(draft_to_target);
+    a.is_map_sparse = is_map_sparse;
+    a.reward_length = pointer<const float>(reward_length);
+    a.is_block_rule = is_block_rule;
+    a.seed = per_request(seed);
+    a.offset = per_request(offset);
+    a.uniform_samples = pointer<const float>(uniform_samples);
+    a.compute_tv = compute_tv;
+    const metasd::VerifyResults r{pointer<std::int64_t>(out[0]), pointer<std::int32_t>(out[1]), pointer<float>(out[2]),
+                                  pointer<float>(out[3]),        pointer<float>(out[4]),        pointer<float>(out[5]),
+                                  pointer<std::int32_t>(out[6])};
+    const metasd::TileKernels& kernels = kernels_of(instruction_set);
+    py::gil_scoped_release release;
+    metasd::verify_cpu(a, r, num_threads, kernels);
+}
+
+void sample(std::int64_t batch_size, const LogitsTuple& logits, const FloatRows& temperature, std::uintptr_t cutoff,
+            const IntRows& seed, const IntRows& offset, std::uint32_t position, std::uintptr_t uniform_samples,
+            std::uintptr_t out, std::int32_t num_threads, const std::string& instruction_set) {
+    metasd::SampleArguments a;
+    a.batch_size = batch_size;
+    a.logits = to_logits(logits);
+    a.temperature = per_request(temperature);
+    a.cutoff = pointer<const float>(cutoff);
+    a.seed = per_request(seed);
+    a.offset = per_request(offset);
+    a.position = position;
+    a.uniform_samples = pointer<const float>(uniform_samples);
+    const metasd::TileKernels& kernels = kernels_of(instruction_set);
+    py::gil_scoped_release release;
+    metasd::sample_cpu(a, pointer<std::int64_t>(out), num_threads, kernels);
+}
+
+void logit_cutoff(std::int64_t num_rows, const LogitsTuple& logits, const FloatRows& temperature, const IntRows& top_k,
+                  const FloatRows& top_p, const FloatRows& min_p, std::uintptr_t out, std::int32_t num_threads,
+                  const std::string& instruction_set) {
+    metasd::CutoffArguments a;
+    a.num_rows = num_rows;
+    a.logits = to_logits(logits);
+    a.temperature = per_request(temperature);
+    a.top_k = per_request(top_k);
+    a.top_p = per_request(top_p);
+    a.min_p = per_request(min_p);
+    const metasd::TileKernels& kernels = kernels_of(instruction_set);
+    py::gil_scoped_release release;
+    metasd::logit_cutoff_cpu(a, pointer<float>(out), num_threads, kernels);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "Native parts of metasd_kernels; typed and described in _C.pyi.";
+
+    module.def("verify", &verify);
+    module.def("sample", &sample);
+    module.def("logit_cutoff", &logit_cutoff);
+    module.def("instruction_set", [] { return std::string(metasd::tile_kernels().name); });
 
     py::class_<SuffixAutomaton>(module, "SuffixAutomaton")
         .def(py::init<>())

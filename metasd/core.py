@@ -117,9 +117,9 @@ class RoundRecord:
     status: int  # bits of metasd_kernels.Status
     positions: tuple[Position, ...] = ()  # the offer on which the draft was made
     draft_seconds: float = 0.0
-    verify_seconds: float = 0.0  # the target's forward pass, processing and the verify op
+    verify_seconds: float = 0.0  # the target's forward pass, processing, the verify op, stops
     catch_up_seconds: float = 0.0
-    overhead_seconds: float = 0.0  # everything else in the round: choosing, bookkeeping, stops
+    overhead_seconds: float = 0.0  # everything else in the round: choosing and bookkeeping
     switched: bool = False  # another arm than in the round before
 
     @property

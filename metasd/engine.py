@@ -1,7 +1,8 @@
 """Prompt in, text out: the engine owns the target, the pool and the bandit, and plays rounds until a stop."""
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,13 +10,14 @@ import torch
 from metasd import round as rounds
 from metasd.bandits import Bandit, CostTable, check_names, make_bandit
 from metasd.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
-from metasd.core import NULL_ARM, MetaSDError, Request, TokenLogprob, refuse
+from metasd.core import NULL_ARM, MetaSDError, Request, RoundRecord, TokenLogprob, refuse
 from metasd.drafters import Drafter, check_drafters, load_drafters
 from metasd.logits import LogitsPipeline
 from metasd.metrics import GenerationResult, collect
 from metasd.pool import Pool
 from metasd.stopping import StopScanner
 from metasd.target import Prompt, Target
+from metasd_kernels import Status
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # keys of n > 1 answers lie far apart
 
@@ -145,11 +147,10 @@ class MetaSD:
         self, prompt: Prompt, params: SamplingParams, index: int, is_plain: bool = False
     ) -> Generator[str, None, GenerationResult]:
         prompt_ids = self._checked_prompt(prompt, params)
-        if self.target.is_busy:
+        if not self.target.lock.acquire(blocking=False):
             raise MetaSDError(
                 "the engine's target is busy: finish or close the open stream first; it decodes one request at a time"
             )
-        self.target.is_busy = True
         bandit = self._plain_bandit if is_plain else self.bandit
         try:
             bandit.start(reproducible=params.is_reproducible)
@@ -168,9 +169,10 @@ class MetaSD:
                     num_yielded = len(certain)
         finally:
             bandit.finish()
-            self.target.is_busy = False
+            self.target.lock.release()
         stops = sequence.stops
         assert stops.finish_reason is not None
+        _warn_of_broken_logits(sequence.rounds)
         stats = collect(sequence.rounds, len(prompt_ids), len(stops.token_ids), prefill_seconds)
         return GenerationResult(
             stops.text, stops.token_ids, stops.finish_reason, prompt_ids, sequence.rounds, stats, logprobs
@@ -232,6 +234,13 @@ class MetaSD:
                 self.costs.add_verify(length, time.perf_counter() - begin)
                 self.target.rewind(length + 1)
         self._is_calibrated = True
+
+
+def _warn_of_broken_logits(records: Iterable[RoundRecord]) -> None:
+    broken = [record.round_id for record in records if record.status & Status.BAD_LOGITS]
+    if broken:
+        text = "NaN, +inf or nothing to choose from in the logits of rounds %s; their tokens mean little"
+        warnings.warn(text % ", ".join(map(str, broken[:5])), RuntimeWarning, stacklevel=3)
 
 
 def _exhaust(pieces: Generator[str, None, GenerationResult]) -> GenerationResult:

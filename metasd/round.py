@@ -8,7 +8,7 @@ from torch import Tensor
 
 from metasd.bandits import Bandit
 from metasd.config import MAX_NUM_DRAFT_TOKENS
-from metasd.core import Coins, RoundRecord
+from metasd.core import Choice, Coins, Offer, RoundRecord, refuse
 from metasd.logits import LogitsPipeline
 from metasd.pool import Pool
 from metasd.stopping import StopScanner
@@ -58,7 +58,7 @@ def play_round(sequence: Sequence) -> Round:
     offers = pool.offers(
         min(room, MAX_NUM_DRAFT_TOKENS if sequence.num_draft_tokens is None else sequence.num_draft_tokens)
     )
-    choice = bandit.select(offers)
+    choice = _checked(bandit.select(offers), offers)
 
     drafter, catch_up_seconds, switched = pool.activate(choice.arm)
     draft_start = time.perf_counter()
@@ -67,11 +67,11 @@ def play_round(sequence: Sequence) -> Round:
     verify_start = time.perf_counter()
     block = torch.tensor([[sequence.last_token]], device=target.device)
     logits = target.score(block if draft is None else torch.cat([block, draft.token_ids], dim=1))
-    verdict = verify_draft(logits, draft, sequence.pipeline, coins, sequence.rule)
+    verdict = verify_draft(logits, draft, sequence.pipeline, sequence.stops, coins, sequence.rule)
     verify_end = time.perf_counter()
 
     num_draft, num_accepted = draft.num_tokens if draft else 0, verdict.num_accepted_tokens
-    token_ids = sequence.stops.scan(verdict.output_token_ids)
+    token_ids = verdict.output_token_ids
     target.rewind(num_draft - num_accepted)
     pool.commit(choice.arm, token_ids, num_draft - num_accepted)
     sequence.pipeline.commit(token_ids)
@@ -90,7 +90,7 @@ def play_round(sequence: Sequence) -> Round:
         bd=verdict.block_divergence,
         be=num_accepted / num_draft if num_draft else 0.0,
         status=verdict.status,
-        positions=offers[choice.arm].positions[:num_draft] if choice.arm in offers else (),
+        positions=offers[choice.arm].positions[:num_draft],
         draft_seconds=draft_seconds,
         verify_seconds=verify_seconds,
         catch_up_seconds=catch_up_seconds,
@@ -100,3 +100,11 @@ def play_round(sequence: Sequence) -> Round:
     sequence.rounds.append(record)
     bandit.update(round_id, record)
     return Round(record, token_ids, logits)
+
+
+def _checked(choice: Choice, offers: dict[str, Offer]) -> Choice:
+    """A bandit of the user's own may choose what nobody offered."""
+    if choice.arm not in offers or not 0 <= choice.num_draft_tokens <= offers[choice.arm].max_num_draft_tokens:
+        known = {arm: offer.max_num_draft_tokens for arm, offer in offers.items()}
+        raise refuse("bandit", f"a choice among {known} (arm: most draft tokens)", choice)
+    return choice

@@ -1,6 +1,7 @@
 """The target: model, tokenizer and cache of the language model whose law the output has."""
 
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,12 @@ class Target:
         device: where logits lie.
         eos_token_ids: the tokens that end an answer.
         context_length: the most tokens that prompt and answer may have together.
-        is_busy: whether a request is being decoded; engines that share a target take turns.
+        lock: held while a request is being decoded; engines that share a target take turns.
     """
-
-    is_busy = False
 
     def __init__(self, model: Any, tokenizer: Any, scoring: str = "block") -> None:
         self.model, self.tokenizer = model, tokenizer
+        self.lock = threading.Lock()
         self._cache = ModelCache(model, "target")
         self._scoring = scoring
         self.device = self._cache.device

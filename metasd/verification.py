@@ -1,12 +1,13 @@
-"""From a draft and the target's logits to a verdict on the host: the one place that calls the verify op in a round."""
+"""From a draft and the target's logits to the tokens of a round, on the host: the one caller of the verify op."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from metasd.core import Coins, Draft, MetaSDError
 from metasd.logits import LogitsPipeline, law_cutoff
+from metasd.stopping import StopScanner
 from metasd_kernels import Status, VerifyOutput, verify
 from metasd_kernels.rng import verify_coins
 
@@ -15,7 +16,7 @@ from metasd_kernels.rng import verify_coins
 class Verdict:
     """What the host needs of a verified block."""
 
-    output_token_ids: list[int]  # accepted drafts and one recovered or bonus token
+    output_token_ids: list[int]  # accepted drafts and one recovered or bonus token, cut where the answer ends
     num_accepted_tokens: int
     tv_distance: tuple[float, ...]  # of the scored positions
     accept_probability: tuple[float, ...]
@@ -54,21 +55,25 @@ def read_verdict(output: VerifyOutput) -> Verdict:
     )
 
 
-def verify_draft(logits: Tensor, draft: Draft | None, pipeline: LogitsPipeline, coins: Coins, rule: str) -> Verdict:
-    """Verify a block.
+def verify_draft(
+    logits: Tensor, draft: Draft | None, pipeline: LogitsPipeline, stops: StopScanner, coins: Coins, rule: str
+) -> Verdict:
+    """Verify a block, and cut its tokens where the answer ends.
 
     Args:
         logits: `[1, K+1, V]`, the target's raw rows.
         draft: K tokens and their law; None: K = 0.
         pipeline: the request's processing of logits.
+        stops: takes the round's tokens; its `finish_reason` tells afterwards whether the answer has ended.
         coins: of this round.
         rule: "token" or "block".
     """
     if pipeline.is_stepwise:
-        return _verify_stepwise(logits, draft, pipeline, coins)
+        return _verify_stepwise(logits, draft, pipeline, stops, coins)
     token_ids = draft.token_ids if draft else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
     rows = pipeline.rows(logits, token_ids)
-    return read_verdict(_call_verify(rows, draft, token_ids, pipeline, coins, rule=rule))
+    verdict = read_verdict(_call_verify(rows, draft, token_ids, pipeline, coins, rule=rule))
+    return replace(verdict, output_token_ids=stops.scan(verdict.output_token_ids))
 
 
 def _call_verify(
@@ -97,19 +102,22 @@ def _call_verify(
     )
 
 
-def _verify_stepwise(logits: Tensor, draft: Draft | None, pipeline: LogitsPipeline, coins: Coins) -> Verdict:
+def _verify_stepwise(
+    logits: Tensor, draft: Draft | None, pipeline: LogitsPipeline, stops: StopScanner, coins: Coins
+) -> Verdict:
     """Token rule, one position after the other, for processors that must see committed tokens only.
 
     A row is processed when all drafts before it have been accepted, so each processor is called once for each emitted
-    token, as in plain decoding. The coins are those that the whole block would have used. Positions behind the first
-    rejection are not scored; a reached position counts as reached with certainty, which keeps the estimate unbiased.
+    token, as in plain decoding, and never behind the end. The coins are those that the whole block would have used.
+    Positions behind the first rejection are not scored; a reached position counts as reached with certainty, which
+    keeps the estimate unbiased.
     """
     num_draft = draft.num_tokens if draft else 0
     uniform = verify_coins(coins.seed, torch.tensor([coins.nonce], device=logits.device), num_draft)
     token_ids: list[int] = []
     tv: list[float] = []
     probability: list[float] = []
-    status = 0
+    status = num_accepted = 0
     for k in range(num_draft + 1):
         drafted = draft.token_ids[:, :k] if draft else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
         row = pipeline.rows(logits[:, k : k + 1], drafted)
@@ -121,10 +129,10 @@ def _verify_stepwise(logits: Tensor, draft: Draft | None, pipeline: LogitsPipeli
         status |= verdict.status
         tv.extend(verdict.tv_distance)
         probability.extend(verdict.accept_probability)
-        token_ids.append(verdict.output_token_ids[0])
-        if step is None or verdict.num_accepted_tokens == 0:
+        token_ids += stops.scan(verdict.output_token_ids[:1])
+        num_accepted += verdict.num_accepted_tokens
+        if step is None or verdict.num_accepted_tokens == 0 or stops.finish_reason is not None:
             break
-    num_accepted = len(token_ids) - 1
     overlap = sum(1.0 - value for value in tv)
     return Verdict(
         token_ids,

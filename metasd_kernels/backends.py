@@ -1,7 +1,7 @@
 """Who can compute an op: the registry of backends, and the choice that `backend="auto"` makes."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -22,11 +22,27 @@ class Kernels(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
-    """A named implementation. `obstacle` says why it cannot run on a device type here, or None if it can."""
+    """A named implementation.
+
+    Attributes:
+        name: what `backend=` is given.
+        module: where its functions are; imported when they are needed.
+        obstacle: says why it cannot run on a device type here, or None if it can.
+        dtypes: the logits that it takes.
+    """
 
     name: str
     module: str
     obstacle: Callable[[str], str | None]
+    dtypes: frozenset[torch.dtype]
+
+    def refusal(self, device_type: str, dtypes: Iterable[torch.dtype]) -> str | None:
+        """Why it cannot take logits of these dtypes on this device type, or None if it can."""
+        reason = self.obstacle(device_type)
+        if reason is None:
+            other = [str(dtype).removeprefix("torch.") for dtype in dtypes if dtype not in self.dtypes]
+            reason = f"it takes no {other[0]} logits" if other else None
+        return reason
 
     def load(self) -> Kernels:
         return cast(Kernels, importlib.import_module(self.module))
@@ -43,7 +59,15 @@ def register(backend: Backend) -> None:
     BACKENDS[backend.name] = backend
 
 
-register(Backend("reference", "metasd_kernels.reference", obstacle=lambda device_type: None))
+_HALF_TO_SINGLE = frozenset({torch.bfloat16, torch.float16, torch.float32})
+
+
+def _native_obstacle(device_type: str) -> str | None:
+    return None if device_type == "cpu" else "it runs on the CPU"
+
+
+register(Backend("native", "metasd_kernels.native", _native_obstacle, _HALF_TO_SINGLE))
+register(Backend("reference", "metasd_kernels.reference", lambda device_type: None, _HALF_TO_SINGLE | {torch.float64}))
 
 
 def obstacles(device_type: str | None = None) -> dict[str, str | None]:
@@ -67,16 +91,18 @@ def check_name(name: object) -> None:
         raise ValueError(f"backend: expected one of {['auto', *BACKENDS]}, got {name!r}")
 
 
-def resolve(name: str, device_type: str) -> Kernels:
-    """The backend's functions.
+def resolve(name: str, *logits: Tensor | None) -> Kernels:
+    """The functions of a backend that takes these logits.
 
     Raises:
-        ValueError: the name is unknown, or that backend cannot run on this device type; the message says why.
+        ValueError: the name is unknown, or that backend cannot take them; the message says why.
     """
-    check_name(name)
+    given = [tensor for tensor in logits if tensor is not None]
+    device_type, dtypes = given[0].device.type, [tensor.dtype for tensor in given]
     if name == "auto":
-        name = next(key for key, reason in obstacles(device_type).items() if reason is None)
-    reason = BACKENDS[name].obstacle(device_type)
+        name = next(key for key, backend in BACKENDS.items() if backend.refusal(device_type, dtypes) is None)
+    check_name(name)
+    reason = BACKENDS[name].refusal(device_type, dtypes)
     if reason is not None:
         raise ValueError(f"backend: {name!r} cannot run on device type {device_type!r} here: {reason}")
     return BACKENDS[name].load()

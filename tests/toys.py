@@ -6,6 +6,7 @@ The drafters are right, wrong, asleep, noisy, or honest about a law of their own
 import copy
 import functools
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -135,6 +136,7 @@ class TableTarget(Target):
 
     def __init__(self, table: Tensor, tokenizer: Any = None, eos: Sequence[int] = (), context_length: int = 1 << 20):
         self.table = table
+        self.lock = threading.Lock()
         self.model = torch.nn.Linear(1, 1)
         self.tokenizer = tokenizer or NoTokenizer()
         self.device = torch.device("cpu")

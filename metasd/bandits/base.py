@@ -106,7 +106,7 @@ class Policy(ABC):
     def start(self, reproducible: bool = False) -> None:
         if reproducible:
             self._put_aside, self._costs = copy.deepcopy(self.state()), self.setting.costs.nominal()
-            self.load(self._initial)
+            self._load(self._initial)
         elif self._carry == "query":
             self.reset()
         else:
@@ -117,7 +117,7 @@ class Policy(ABC):
 
     def finish(self) -> None:
         if self._put_aside is not None:
-            self.load(self._put_aside)
+            self._load(self._put_aside)
             self._put_aside, self._costs = None, self.setting.costs
 
     def select(self, available: Mapping[str, Offer]) -> Choice:
@@ -158,6 +158,7 @@ class Policy(ABC):
             "total_reward": dict(self.total_reward),
             "hazards": self.hazards.state(),
             "own": self.own_state(),
+            "costs": self.setting.costs.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -167,8 +168,10 @@ class Policy(ABC):
         before = self.state()
         try:
             self._load(state)
+            self.setting.costs.load(state["costs"])
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             self._load(before)
+            self.setting.costs.load(before["costs"])
             raise UsageError(f"bandit state: expected what state() returns, got a broken one ({error!r})") from error
 
     def _load(self, state: Mapping[str, Any]) -> None:

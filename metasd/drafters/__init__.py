@@ -44,8 +44,10 @@ def load_drafters(given: str | Sequence[str | Drafter], target: "Target") -> dic
         drafter = _load_one(entry, target) if isinstance(entry, str) else entry
         if not isinstance(drafter, Drafter):
             raise refuse("drafters", "names, paths or Drafter objects", type(drafter).__name__)
+        if drafter.target is not target:
+            raise refuse("drafters", "drafters built for this target", f"{drafter.name!r} of another one")
         if drafter.name in arms:
-            raise refuse("drafters", "arms with different names", f"{drafter.name!r} twice")
+            raise refuse("drafters", "arms with different names (lm:path=FOLDER,name=NAME)", f"{drafter.name!r} twice")
         arms[drafter.name] = drafter
     if NULL_ARM not in arms:
         arms[NULL_ARM] = DRAFTERS.load(NULL_ARM)(target)

@@ -22,15 +22,16 @@ class LMDrafter(Drafter):
     Args:
         target: what it drafts for.
         path: folder or hub id of the model.
+        name: of the arm; by default the last part of the path.
         model, tokenizer: a ready transformers model instead; then `path` is only its name.
 
     Raises:
         MetaSDError: the model cannot be loaded, has another tokenizer than the target, or a cache that cannot rewind.
     """
 
-    def __init__(self, target: "Target", path: str, model: Any = None, tokenizer: Any = None) -> None:
+    def __init__(self, target: "Target", path: str, name: str = "", model: Any = None, tokenizer: Any = None) -> None:
         super().__init__(target)
-        self.name = Path(path).name or path
+        self.name = name or Path(path).name or path
         if model is None:
             from metasd.target import load_model
 

@@ -69,7 +69,7 @@ def _logit_cutoff(
         PerRow(min_p, min_p_rows),
     )  # fmt: skip
     out = _logit_cutoff_fake(logits)
-    backends.resolve(backend, logits.device.type).logit_cutoff(inputs, out)
+    backends.resolve(backend, logits).logit_cutoff(inputs, out)
     return out
 
 

@@ -78,7 +78,7 @@ def _sample_out(
         logits, PerRow(temperature, temperature_rows), cutoff, PerRow(seed, seed_rows), PerRow(offset, offset_rows),
         position, uniform_samples,
     )  # fmt: skip
-    backends.resolve(backend, logits.device.type).sample(inputs, out)
+    backends.resolve(backend, logits).sample(inputs, out)
 
 
 def _sample(logits: Tensor, *rest: Any) -> Tensor:

@@ -207,7 +207,7 @@ def _verify_out(
         target_cutoff, draft_cutoff, num_draft_tokens, cu_num_draft_tokens, draft_to_target, reward_length, rule,
         PerRow(seed, seed_rows), PerRow(offset, offset_rows), uniform_samples, compute_tv,
     )  # fmt: skip
-    backends.resolve(backend, target_logits.device.type).verify(inputs, VerifyOutput(*out))
+    backends.resolve(backend, target_logits, draft_logits).verify(inputs, VerifyOutput(*out))
 
 
 def _verify(batch_size: int, num_draft_positions: int, target_logits: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -1,13 +1,19 @@
 """Prompts that cannot be decoded, and what breaks in the middle: after each the engine gives the right answer."""
 
 import gc
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from toys import PROMPT, Replay, engine_of, lm, plain_greedy, toy_llama, toy_target, toy_tokenizer
+from toys import PROMPT, Replay, TableTarget, engine_of, lm, plain_greedy, toy_llama, toy_target, toy_tokenizer
 
 from metasd import MetaSD, MetaSDError, SamplingParams, UsageError
+from metasd.bandits import REWARDS, CostTable, Setting
+from metasd.bandits.fixed import Fixed
+from metasd.config import EngineConfig
+from metasd.core import Choice, Offer
+from metasd.drafters import load_drafters
 from metasd.drafters.lm import LMDrafter
 
 SHORT = SamplingParams(max_new_tokens=12)
@@ -169,3 +175,40 @@ def test_engines_that_share_a_target_take_turns(engine: MetaSD) -> None:
         other.generate(PROMPT, SHORT)
     assert text + "".join(pieces) == other.generate(PROMPT, SHORT).text
     still_right(engine)
+
+
+def test_a_bandit_of_ones_own_may_choose_only_what_is_offered() -> None:
+    """A length beyond the offer would run a drafter past its own context, or draft past the end of the answer."""
+
+    class Greedy(Fixed):
+        def choose(self, available: Mapping[str, Offer]) -> Choice:
+            return Choice("duplicate", 99)
+
+    target = toy_target()
+    drafters = load_drafters([lm(target, toy_llama(), "duplicate")], target)
+    setting = Setting(tuple(drafters), REWARDS["bd"], "tokens", 5, CostTable())
+    engine = MetaSD(target, drafters, EngineConfig.build(bandit=Greedy(setting)))
+    with pytest.raises(UsageError, match=r"bandit: expected a choice among .*'duplicate'.* got Choice"):
+        engine.generate(PROMPT, SamplingParams(max_new_tokens=4))
+
+
+def test_nan_logits_are_said_and_not_hidden() -> None:
+    """A target whose row is NaN yields id 0 for good; without a word that looks like an answer."""
+    target = TableTarget(torch.full((3, 3), torch.nan))
+    engine = engine_of(target, ["ngram"])
+    with pytest.warns(RuntimeWarning, match=r"NaN, \+inf or nothing to choose from in the logits of rounds 0, 1"):
+        engine.generate([1], SamplingParams(max_new_tokens=3))
+
+
+def test_a_drafter_of_another_target_is_refused() -> None:
+    target, other = toy_target(), toy_target()
+    with pytest.raises(UsageError, match="built for this target"):
+        engine_of(target, [lm(other, toy_llama(), "stray")])
+
+
+def test_two_models_of_one_folder_name_can_be_told_apart() -> None:
+    target = toy_target()
+    twins = [
+        LMDrafter(target, f"{place}/model", name=name, model=toy_llama()) for place, name in (("a", ""), ("b", "other"))
+    ]
+    assert list(load_drafters(twins, target)) == ["model", "other", "null"]

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import PROMPT, Asleep, Replay, engine_of, lm, plain_greedy, toy_llama, toy_target
+from toys import (
+    PROMPT,
+    Asleep,
+    Replay,
+    ScriptTarget,
+    engine_of,
+    lm,
+    plain_greedy,
+    toy_llama,
+    toy_target,
+    toy_tokenizer,
+)
 from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from metasd import SamplingParams, UsageError
@@ -195,3 +206,20 @@ def test_row_10_logprobs_are_the_targets(name: str, temperature: float) -> None:
     assert bare.logprobs is not None
     assert [entry.top for entry in bare.logprobs] == [{}] * 3
     assert engine.generate(PROMPT, SamplingParams(max_new_tokens=3)).logprobs is None
+
+
+def test_a_stateful_processor_is_not_called_behind_the_end() -> None:
+    """Row 8: an accepted block that runs past the end; plain decoding would have stopped calling there."""
+    script = list(range(10, 30))
+    end = script[6]
+    calls = []
+
+    def note(input_ids: Tensor, scores: Tensor) -> Tensor:
+        calls.append(input_ids.shape[1])
+        return scores
+
+    target = ScriptTarget(script, toy_tokenizer(), eos=[end])
+    engine = engine_of(target, [Replay(target, script)], bandit="fixed:arm=oracle")
+    result = engine.generate([1], SamplingParams(max_new_tokens=20, logits_processors=[note]))
+    assert result.token_ids == script[:7]
+    assert calls == list(range(1, 8))  # one call for each emitted token, the last one for the end token

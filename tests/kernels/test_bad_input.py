@@ -265,7 +265,7 @@ def test_make_workspace_refuses(sizes: tuple[Any, Any, Any]) -> None:
 
 def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a silent fallback when a backend was asked for by name."""
-    monkeypatch.setitem(BACKENDS, "broken", Backend("broken", "nowhere", obstacle=lambda kind: f"no {kind} here"))
+    monkeypatch.setitem(BACKENDS, "broken", Backend("broken", "nowhere", lambda kind: f"no {kind} here", frozenset()))
     assert obstacles()["broken"]
     with pytest.raises(ValueError, match="'broken' cannot run on device type 'cpu' here: no cpu here"):
         verify(**arguments(), backend="broken")

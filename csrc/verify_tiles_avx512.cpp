@@ -1,0 +1,4 @@
+// The tile loops for one instruction set; its compiler flags stand in CMakeLists.txt.
+#define METASD_TILES_NAMESPACE avx512
+#define METASD_TILES_LANES 16
+#include "verify_tiles.inc"
