@@ -128,6 +128,8 @@ class Policy(ABC):
 
     def update(self, round_id: int, feedback: RoundRecord) -> None:
         arm, length = feedback.arm, feedback.num_draft_tokens
+        if arm not in self.num_rounds and arm != NULL_ARM:
+            return
         if self._put_aside is None:
             self._costs.add_round(
                 arm, length, feedback.draft_seconds, feedback.verify_seconds, feedback.catch_up_seconds

@@ -89,7 +89,6 @@ def test_state_round_trip_as_json(name: str, reward: str) -> None:
     choices(one, 17, "a", "b", "c")
     saved = json.loads(json.dumps(one.state()))
     other.load(saved)
-    tables[1].load(json.loads(json.dumps(tables[0].state())))  # costs are the machine's, so they are kept apart
     assert other.state() == one.state() == saved
     assert choices(other, 30, "a", "b", "c") == choices(one, 30, "a", "b", "c")
     assert saved == json.loads(json.dumps(saved))
@@ -149,10 +148,15 @@ def test_a_reproducible_request_starts_fresh_and_leaves_no_trace(name: str) -> N
 
 
 def test_rounds_of_unknown_arms_and_rounds_without_a_draft_teach_nothing() -> None:
+    """Of acceptance; what a forward pass of one position takes is learned from any round without a draft."""
     bandit = bandit_of("ucb", ARMS)
     before = bandit.state()
-    teach(bandit, played("x", 5, 5), played("a", 0, 0))
+    teach(bandit, played("x", 5, 5))
     assert bandit.state() == before
+    teach(bandit, played("a", 0, 0))
+    after = bandit.state()
+    assert {**after, "costs": before["costs"]} == before
+    assert list(after["costs"]["verify"]) == ["0"]
 
 
 @pytest.mark.parametrize(
