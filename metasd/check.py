@@ -113,32 +113,40 @@ def _compare(
 def check_law(
     engine: MetaSD, prompt: str, num_draws: int, on_chat: bool, progress: Callable[[], None] = lambda: None
 ) -> Iterator[LawOutcome]:
-    """Test the law of the first token of a round, for each drafter that has something to propose behind this prompt.
+    """Test the law of the first token of a round, for each drafter that has something to propose somewhere.
 
-    A greedy answer of 12 tokens is put behind the prompt first, so that drafters which copy find something. A drafter's
-    tokens are drawn from the law that it hands over for verification; that its own draws come from that law is checked
-    by comparing some of them, coin for coin.
+    The place is the last one in a greedy answer of 32 tokens where the drafter is awake. A drafter's tokens are drawn
+    from the law that it hands over for verification; that its own draws come from that law is checked by comparing
+    some of them, coin for coin.
 
     Raises:
         AssertionError: a drafter drew a token that its own law and coins do not give.
     """
     question = [{"role": "user", "content": prompt}] if on_chat else prompt
     ids = engine.target.encode(question)
-    ids = ids + engine.generate_plain(ids, SamplingParams(max_new_tokens=12, ignore_eos=True)).token_ids
-    with torch.inference_mode():
-        engine.target.start(ids)
-        rows = engine.target.score(torch.tensor([[ids[-1]]], device=engine.target.device))
-        for name, drafter in engine.pool.drafters.items():
-            if name == NULL_ARM:
-                continue
-            drafter.reset(Request(tuple(ids), LAW, len(ids) + 2))
-            drafter.commit(())
-            if drafter.offer(1) is None:
-                continue
+    text = ids + engine.generate_plain(ids, SamplingParams(max_new_tokens=32, ignore_eos=True)).token_ids
+    for name, drafter in engine.pool.drafters.items():
+        place = None if name == NULL_ARM else _place_awake(drafter, text, len(ids))
+        if place is None:
+            continue
+        with torch.inference_mode():
+            engine.target.start(text[:place])
+            rows = engine.target.score(torch.tensor([[text[place - 1]]], device=engine.target.device))
             first = drafter.draft(1, Coins(torch.zeros(1, dtype=torch.int64, device=rows.device), 0))
             if first is not None:
                 _check_own_draws(drafter, first)
                 yield _law_outcome(name, prompt, rows, first, num_draws, progress)
+
+
+def _place_awake(drafter: Drafter, text: list[int], least: int) -> int | None:
+    """The longest part of the text behind which the drafter has something to propose; it is ready there."""
+    for place in range(len(text), least - 1, -1):
+        drafter.reset(Request(tuple(text[:place]), LAW, place + 2))
+        if drafter.offer(1) is not None:
+            with torch.inference_mode():
+                drafter.commit(())
+            return place
+    return None
 
 
 def _check_own_draws(drafter: Drafter, first: Draft, num_draws: int = 4) -> None:

@@ -108,5 +108,5 @@ def test_unusable_parameters(options: dict[str, Any], message: str) -> None:
 
 def test_two_arms_with_one_name() -> None:
     target = toy_target()
-    with pytest.raises(UsageError, match="arms with different names .*, got 'asleep' twice"):
+    with pytest.raises(UsageError, match=r"arms with different names .*, got 'asleep' twice"):
         load_drafters([Asleep(target), Asleep(target)], target)
