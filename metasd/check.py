@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from metasd.config import SamplingParams
-from metasd.core import NULL_ARM, Coins, Draft, Request, SamplingLaw
+from metasd.core import NULL_ARM, Coins, Draft, MetaSDError, Request, SamplingLaw
 from metasd.drafters import Drafter
 from metasd.engine import MetaSD
 from metasd.logits import law_cutoff
@@ -120,7 +120,7 @@ def check_law(
     some of them, coin for coin.
 
     Raises:
-        AssertionError: a drafter drew a token that its own law and coins do not give.
+        MetaSDError: a drafter drew a token that its own law and coins do not give.
     """
     question = [{"role": "user", "content": prompt}] if on_chat else prompt
     ids = engine.target.encode(question)
@@ -155,13 +155,15 @@ def _check_own_draws(drafter: Drafter, first: Draft, num_draws: int = 4) -> None
         key = torch.tensor([seed], device=first.token_ids.device)
         drafter.rewind(1)
         again = drafter.draft(1, Coins(key, 7))
-        assert again is not None, f"drafter {drafter.name!r} proposed a token, and then none in the same place"
+        if again is None:
+            raise MetaSDError(f"drafter {drafter.name!r} proposed a token, and then none in the same place")
         expected = first.token_ids[:, 0]
         if first.logits is not None:
             cutoff = None if again.cutoff is None else again.cutoff[:, 0]
             assert again.logits is not None
             expected = sample(again.logits[:, 0], temperature=again.temperature, cutoff=cutoff, seed=key, offset=7)
-        assert torch.equal(again.token_ids[:, 0], expected), f"drafter {drafter.name!r} does not draw from its own law"
+        if not torch.equal(again.token_ids[:, 0], expected):
+            raise MetaSDError(f"drafter {drafter.name!r} does not draw its tokens from the law that it hands over")
 
 
 def _law_outcome(

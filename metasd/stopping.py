@@ -82,6 +82,7 @@ class StopScanner:
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
+        self._is_cut = False  # the text ends before a stop string
 
     def scan(self, token_ids: Sequence[int]) -> list[int]:
         """Take a round's tokens; returns those that belong to the answer; `finish_reason` tells if it ended."""
@@ -105,8 +106,6 @@ class StopScanner:
         if not self._is_cut:
             self.text += self._detokenizer.flush()
         return True
-
-    _is_cut = False
 
     def _ends_text(self, searched: int) -> bool:
         """Cut the text before the first stop string that ends in what is new."""

@@ -7,7 +7,7 @@ import copy
 import functools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -263,6 +263,19 @@ class TableDrafter(Drafter):
 
     def commit(self, token_ids: Sequence[int], features: Tensor | None = None) -> None:
         self._last = token_ids[-1] if token_ids else self._last
+
+
+class Forgetful:
+    """The part of a Bandit that one without a state needs not write."""
+
+    def finish(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        pass
 
 
 def lm(target: Target, model: Any, name: str) -> LMDrafter:

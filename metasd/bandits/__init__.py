@@ -1,7 +1,6 @@
 """Bandits and rewards: one file each policy, registered here by name."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from metasd.bandits.base import Bandit, Setting
 from metasd.bandits.costs import CostTable
@@ -67,8 +66,8 @@ def make_bandit(
     if reward not in REWARDS:
         raise refuse("reward", f"one of auto, {', '.join(REWARDS)}", repr(reward))
     setting = Setting(tuple(arms), REWARDS[reward], objective, num_draft_tokens, costs or CostTable())
-    policy: Any = BANDITS.load(name)
-    return policy.from_options(setting, options)  # type: ignore[no-any-return]
+    policy: Bandit = BANDITS.load(name).from_options(setting, options)
+    return policy
 
 
 def check_names(bandit: str | Bandit, reward: str) -> None:

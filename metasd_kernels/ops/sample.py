@@ -63,7 +63,8 @@ def sample(
         position, uniform_samples, backend,
     )  # fmt: skip
     if out is None:
-        return torch.ops.metasd.sample(*arguments)  # type: ignore[no-any-return]
+        token_ids: Tensor = torch.ops.metasd.sample(*arguments)
+        return token_ids
     checks.output("out", out, [batch_size], torch.int64, device)
     torch.ops.metasd.sample_out(*arguments, out)
     return out

@@ -92,33 +92,37 @@ def verify(inputs: VerifyInputs, out: VerifyOutput) -> None:
 def _padded(inputs: VerifyInputs) -> _Block:
     """Bring the packed form to the padded one, so that there is one algorithm below."""
     batch_size, num_positions = inputs.batch_size, inputs.num_draft_positions
-    device = inputs.target_logits.device
-    per_token = (inputs.draft_token_ids.long(), inputs.draft_logits, inputs.draft_to_target, inputs.draft_cutoff)
-    per_row = (inputs.target_logits, inputs.target_cutoff)
+    device, ids, mapping = inputs.target_logits.device, inputs.draft_token_ids.long(), inputs.draft_to_target
     if inputs.cu_num_draft_tokens is None:
         length = torch.full((batch_size,), num_positions, dtype=torch.int64, device=device)
         if inputs.num_draft_tokens is not None:
             length = inputs.num_draft_tokens.long().clamp(max=num_positions)
-    else:
-        start = inputs.cu_num_draft_tokens.long()
-        length = (start[1:] - start[:-1]).clamp(max=num_positions)
-        position = torch.arange(num_positions + 1, device=device)
-        row = start[:-1, None] + torch.arange(batch_size, device=device)[:, None] + position
-        index = start[:-1, None] + position[:num_positions]
-        num_tokens = inputs.draft_token_ids.shape[0]
+        cutoffs = inputs.target_cutoff, inputs.draft_cutoff
+        return _Block(inputs.target_logits, ids, inputs.draft_logits, mapping, *cutoffs, length)
 
-        def unpack(packed: Tensor | None, where: Tensor, size: int) -> Tensor | None:
-            if packed is None or (packed is inputs.draft_to_target and packed.dim() == 1):
-                return packed
-            if size == 0:  # nothing to gather from: every block is empty
-                return packed.new_zeros((*where.shape, *packed.shape[1:]))
-            return packed[where.clamp(0, size - 1)]
+    start = inputs.cu_num_draft_tokens.long()
+    length = (start[1:] - start[:-1]).clamp(max=num_positions)
+    position = torch.arange(num_positions + 1, device=device)
+    index = start[:-1, None] + position[:num_positions]
+    row = start[:-1, None] + torch.arange(batch_size, device=device)[:, None] + position
 
-        per_token = tuple(unpack(value, index, num_tokens) for value in per_token)  # type: ignore[assignment]
-        per_row = tuple(unpack(value, row, num_tokens + batch_size) for value in per_row)  # type: ignore[assignment]
-    ids, draft_logits, draft_to_target, draft_cutoff = per_token
-    target_logits, target_cutoff = per_row
-    return _Block(target_logits, ids, draft_logits, draft_to_target, target_cutoff, draft_cutoff, length)
+    def unpack(packed: Tensor, where: Tensor) -> Tensor:
+        if packed.shape[0] == 0:  # nothing to gather from: every block is empty
+            return packed.new_zeros((*where.shape, *packed.shape[1:]))
+        return packed[where.clamp(0, packed.shape[0] - 1)]
+
+    def unpack_given(packed: Tensor | None, where: Tensor) -> Tensor | None:
+        return None if packed is None else unpack(packed, where)
+
+    return _Block(
+        unpack(inputs.target_logits, row),
+        unpack(ids, index),
+        unpack_given(inputs.draft_logits, index),
+        mapping if mapping is not None and mapping.dim() == 1 else unpack_given(mapping, index),
+        unpack_given(inputs.target_cutoff, row),
+        unpack_given(inputs.draft_cutoff, index),
+        length,
+    )
 
 
 def _draft(inputs: VerifyInputs, block: _Block, vocab_size: int) -> _Draft:

@@ -92,7 +92,7 @@ def test_hazards_weigh_evidence_by_reach() -> None:
     hazards = Hazards()
     positions = offer(2, prior=0.5, weight=2.0).positions
     assert hazards.accept("a", positions[0]) == 0.5
-    hazards.add("a", positions, [(1.0, 1.0), (0.25, 0.0)])  # type: ignore[list-item]
+    hazards.add("a", positions, [(1.0, 1.0), (0.25, 0.0)])
     assert hazards.accept("a", positions[0]) == pytest.approx((1 + 2 * 0.5) / (1 + 2))
     assert hazards.accept("a", positions[1]) == pytest.approx((0 + 2 * 0.5) / (0.25 + 2))
     assert hazards.accept("b", positions[0]) == 0.5
@@ -105,7 +105,7 @@ def test_hazards_weigh_evidence_by_reach() -> None:
 def test_positions_with_one_key_share_what_is_learned() -> None:
     hazards = Hazards()
     position = Position("match4", 0.5, 1.0)
-    hazards.add("a", (position, position), [(1.0, 1.0), (1.0, 1.0)])  # type: ignore[list-item]
+    hazards.add("a", (position, position), [(1.0, 1.0), (1.0, 1.0)])
     assert hazards.accept("a", Position("match4", 0.9, 0.0)) == pytest.approx(1.0)
 
 

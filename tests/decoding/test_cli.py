@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, its exit codes, and that no traceback gets out."""
 
+import functools
 import json
 import string
 from collections.abc import Callable
@@ -7,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
-from toys import toy_llama, toy_tokenizer
+from toys import TableDrafter, TableTarget, engine_of, toy_llama, toy_tokenizer
 
 from metasd import cli
 from metasd.check import LawOutcome, chi_square_limit
+from metasd.core import Coins, Draft, MetaSDError
+from metasd_kernels import sample
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -180,3 +184,27 @@ def test_chi_square_limit_is_the_quantile() -> None:
     for degrees in (1, 2, 5, 20, 100):
         assert chi_square_limit(degrees) == pytest.approx(chi2.isf(1e-9, degrees), rel=1e-6)
     assert not LawOutcome("x", "", 1, 3, chi2.isf(1e-11, 2), chi_square_limit(2), 0.0).is_passed
+
+
+def test_check_catches_a_drafter_that_draws_from_another_law() -> None:
+    """Negative control: tokens of one table, the law of another; the test of the op alone would not see it."""
+    from metasd.check import check_law
+
+    tables = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(3)) * 2
+    target = TableTarget(tables[0])
+    honest = engine_of(target, [TableDrafter(target, tables[1])])
+    liar = engine_of(target, [TableDrafter(target, tables[1], claims=tables[1].flip(1))])
+    # A drafter with coins of its own cannot be compared coin for coin, so an honest one here draws with `sample`.
+    for engine in (honest, liar):
+        drafter = engine.pool.drafters["table"]
+        drafter.draft = functools.partial(drawn_with_sample, drafter)
+    assert all(outcome.is_passed for outcome in check_law(honest, "abc", 256, False))
+    with pytest.raises(MetaSDError, match="does not draw its tokens from the law that it hands over"):
+        list(check_law(liar, "abc", 256, False))
+
+
+def drawn_with_sample(drafter: TableDrafter, num_draft_tokens: int, coins: Coins) -> Draft:
+    rows = [table[drafter._last].unsqueeze(0) for table in (drafter.table, drafter.claims)]
+    temperature = drafter._law.temperature
+    token = sample(rows[0], temperature=temperature, seed=coins.seed, offset=coins.nonce)
+    return Draft(token.view(1, 1), rows[1].unsqueeze(0), temperature)

@@ -233,7 +233,7 @@ def test_followers_hear_of_every_round(name: str) -> None:
     drafter = SPECIAL[name](target) if name in SPECIAL else load_drafters([name], target)[name]
     heard: list[int] = []
     commit = drafter.commit
-    drafter.commit = lambda ids, features=None: (heard.extend(ids), commit(ids))[1]  # type: ignore
+    drafter.commit = lambda ids, features=None: (heard.extend(ids), commit(ids))[1]
     other = lm(target, toy_llama(seed=3, vocab_size=VOCAB_SIZE), "other")
     arms = [drafter, other] if name != "null" else [drafter, other, "ngram"]
     engine = engine_of(target, arms, bandit="fixed:arm=other", num_draft_tokens=3)

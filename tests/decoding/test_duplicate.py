@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import PROMPT, Replay, TableTarget, engine_of, lm, plain_greedy, toy_llama, toy_target
+from toys import PROMPT, Forgetful, Replay, TableTarget, engine_of, lm, plain_greedy, toy_llama, toy_target
 
 from metasd import SamplingParams
 from metasd.core import Choice, Coins, Draft, Offer, Request, RoundRecord, SamplingLaw
@@ -17,7 +17,7 @@ from metasd.target import Target
 K = 4
 
 
-class Script:
+class Script(Forgetful):
     """A bandit that plays a fixed sequence of (arm, length), over and over."""
 
     def __init__(self, *choices: tuple[str, int]) -> None:
@@ -32,15 +32,6 @@ class Script:
         self.turn = -1
 
     def update(self, round_id: int, feedback: RoundRecord) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
         pass
 
 
@@ -146,8 +137,8 @@ def test_row_26_drafts_behind_rejections_equal_fresh(script: str) -> None:
         drafts.append(made.token_ids[0].tolist())
         return made
 
-    copy.draft = keep  # type: ignore[method-assign]
-    copy._cache.feed = lambda ids, n: (fed.append(ids.shape[1]), feed(ids, n))[1]  # type: ignore
+    copy.draft = keep
+    copy._cache.feed = lambda ids, n: (fed.append(ids.shape[1]), feed(ids, n))[1]
     answer = plain_greedy(target.model, PROMPT, 60)
     far = lm(target, toy_llama(noise=1.0), "far")
     engine = engine_of(target, [copy, Replay(target, answer, "liar", 2), far], bandit=Script(*SCRIPTS[script]))
@@ -170,7 +161,7 @@ def test_row_27_catch_up_reads_each_token_once() -> None:
     twin = lm(target, target.model, "twin")
     fed: list[int] = []
     feed = twin._cache.feed
-    twin._cache.feed = lambda ids, n: (fed.append(ids.shape[1]), feed(ids, n))[1]  # type: ignore
+    twin._cache.feed = lambda ids, n: (fed.append(ids.shape[1]), feed(ids, n))[1]
     engine = engine_of(target, [twin], bandit=Script(("twin", 3), ("null", 0), ("null", 0)))
     result = engine.generate(PROMPT, SamplingParams(max_new_tokens=60))
     assert sum(fed) <= len(PROMPT) + len(result.token_ids)
@@ -183,7 +174,7 @@ def test_a_drafter_with_a_shorter_context_sleeps_beyond_it() -> None:
     short = lm(target, toy_llama(noise=0.01, context_length=24), "short")
     most: list[int] = []
     feed = short._cache.feed
-    short._cache.feed = lambda ids, n: (feed(ids, n), most.append(short._cache.num_tokens))[0]  # type: ignore
+    short._cache.feed = lambda ids, n: (feed(ids, n), most.append(short._cache.num_tokens))[0]
     choices = [("short", K), *[("null", 0)] * 11, *[("short", K)] * 9]
     engine = engine_of(target, [short], bandit=Script(*choices))
     result = engine.generate(PROMPT, SamplingParams(max_new_tokens=40))

@@ -128,7 +128,7 @@ def test_answer_may_fill_the_context() -> None:
     engine = engine_of(target, [Replay(target, answer()), "suffix"], bandit="round-robin", num_draft_tokens=7)
     highest: list[int] = []
     score, cache = target.score, target._cache
-    target.score = lambda ids: (highest.append(cache.num_tokens + ids.shape[1]), score(ids))[1]  # type: ignore
+    target.score = lambda ids: (highest.append(cache.num_tokens + ids.shape[1]), score(ids))[1]
     result = engine.generate(PROMPT, SamplingParams(max_new_tokens=30))
     assert result.token_ids == answer()[:30]
     assert max(highest) <= target.context_length
@@ -152,7 +152,7 @@ def test_row_scoring_gives_the_very_logits_of_plain_decoding() -> None:
         target = toy_target(scoring="row")
         engine = engine_of(target, [noisy(target, 0.03)], bandit="fixed", scoring="row")
         score = target.score
-        target.score = lambda ids, score=score, kept=kept: (kept.append(score(ids)), kept[-1])[1]  # type: ignore
+        target.score = lambda ids, score=score, kept=kept: (kept.append(score(ids)), kept[-1])[1]
         decode = engine.generate_plain if name == "plain" else engine.generate
         result = decode(PROMPT, GREEDY)
         assert result.token_ids == answer()

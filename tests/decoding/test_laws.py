@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
-from toys import Clock, TableDrafter, TableTarget, engine_of, install_clock, lm, toy_llama
+from toys import Clock, Forgetful, TableDrafter, TableTarget, engine_of, install_clock, lm, toy_llama
 
 from metasd import MetaSD, SamplingParams, verification
 from metasd import round as rounds
@@ -137,7 +137,7 @@ def test_negative_control_a_drafter_that_lies_about_its_law(target: TableTarget)
 # ---- coins keyed by position ----
 
 
-class FollowsDivergence:
+class FollowsDivergence(Forgetful):
     """Plays "a" while the last block divergence was high, else "b": it sees coins of positions after the rejection."""
 
     def start(self, reproducible: bool = False) -> None:
@@ -148,15 +148,6 @@ class FollowsDivergence:
 
     def update(self, round_id: int, feedback: RoundRecord) -> None:
         self._next = "a" if feedback.bd > 0.6 else "b"
-
-    def finish(self) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        pass
 
 
 class PositionCoins(TableDrafter):

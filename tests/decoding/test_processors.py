@@ -153,7 +153,7 @@ def test_row_8_stateful_processors_and_the_block_rule_do_not_go_together() -> No
     with pytest.raises(UsageError, match="logits_processors"):
         engine.generate(PROMPT, SamplingParams(logits_processors=[Counter()]))
     declared = Counter()
-    declared.is_stateless = True  # type: ignore[attr-defined]
+    declared.is_stateless = True
     engine.generate(PROMPT, SamplingParams(max_new_tokens=3, logits_processors=[declared]))
 
 

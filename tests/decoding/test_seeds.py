@@ -14,7 +14,7 @@ OTHER = SamplingParams(max_new_tokens=25, temperature=1.2)
 def make_engine(bandit: str, length: int | str = "auto") -> MetaSD:
     target = toy_target()
     drafters = [lm(target, toy_llama(noise=0.03), "near"), "ngram", lm(target, toy_llama(noise=1.0), "far")]
-    drafters[0].nominal_cost = 0.05  # type: ignore[union-attr]
+    drafters[0].nominal_cost = 0.05
     return engine_of(target, drafters, bandit=bandit, num_draft_tokens=length)
 
 

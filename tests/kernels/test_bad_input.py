@@ -182,7 +182,7 @@ def test_verify_refuses_wrong_outputs(ops: Ops, field: str, value: Tensor | None
 def test_out_must_be_a_verify_output(ops: Ops) -> None:
     """Catches a plain tuple, whose fields have no names to check."""
     with pytest.raises(ValueError, match=r"^out: expected a VerifyOutput, got tuple"):
-        verify(**arguments(), out=tuple(poisoned(ops)))  # type: ignore[arg-type]
+        verify(**arguments(), out=tuple(poisoned(ops)))
 
 
 def test_a_map_is_checked_again(ops: Ops) -> None:

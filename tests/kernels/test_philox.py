@@ -28,9 +28,9 @@ def as_logit_pair(a: float) -> list[float]:
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]) -> None:
     """Catches a wrong constant, word order or number of rounds, here and in the oracle."""
-    have = philox(tuple(map(torch.tensor, key)), tuple(map(torch.tensor, counter)))  # type: ignore[arg-type]
+    have = philox(tuple(map(torch.tensor, key)), tuple(map(torch.tensor, counter)))
     assert tuple(have.tolist()) == words
-    assert oracles.philox4x32(key, counter) == words  # type: ignore[arg-type]
+    assert oracles.philox4x32(key, counter) == words
 
 
 def test_coin_layout() -> None:

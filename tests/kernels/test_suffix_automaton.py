@@ -56,7 +56,7 @@ class NaiveText:
 
 def build(tokens: object) -> SuffixAutomaton:
     automaton = SuffixAutomaton()
-    automaton.extend(tokens)  # type: ignore[arg-type]
+    automaton.extend(tokens)
     return automaton
 
 
