@@ -1,5 +1,10 @@
-"""What a measured number must be accompanied by: versions, device, commit and command."""
+"""What a measured number must be accompanied by: versions, device, commit and command.
 
+    python benchmarks/passport.py [--json FILE]
+"""
+
+import argparse
+import json
 import platform
 import subprocess
 import sys
@@ -36,3 +41,11 @@ def passport() -> dict[str, Any]:
 def _cpu_lines() -> list[str]:
     path = Path("/proc/cpuinfo")
     return path.read_text().splitlines() if path.exists() else []
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write it there")
+    target = parser.parse_args().json
+    text = json.dumps(passport(), indent=1)
+    target.write_text(text + "\n") if target else print(text)

@@ -1,8 +1,10 @@
 """Who can compute an op: the registry of backends, and the choice that `backend="auto"` makes."""
 
 import importlib
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol, cast
 
 import torch
@@ -66,7 +68,18 @@ def _native_obstacle(device_type: str) -> str | None:
     return None if device_type == "cpu" else "it runs on the CPU"
 
 
+def _triton_obstacle(device_type: str) -> str | None:
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if device_type == "cuda":
+        return "TRITON_INTERPRET is set" if os.environ.get("TRITON_INTERPRET") == "1" else None
+    if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "it runs on a GPU; TRITON_INTERPRET=1 runs it in Triton's interpreter, for tests"
+    return None if device_type == "cpu" else f"it has no kernels for {device_type}"
+
+
 register(Backend("native", "metasd_kernels.native", _native_obstacle, _HALF_TO_SINGLE))
+register(Backend("triton", "metasd_kernels.triton", _triton_obstacle, _HALF_TO_SINGLE))
 register(Backend("reference", "metasd_kernels.reference", lambda device_type: None, _HALF_TO_SINGLE | {torch.float64}))
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from metasd_kernels.launch import verify_floats_per_row
+
 TILE = 1024
 """Ids in one tile of the final draw. Part of the coin contract: every backend draws a tile first, then an id in it."""
 
@@ -59,8 +61,8 @@ class Workspace:
     batch_size: int
     num_draft_tokens: int
     vocab_size: int
-    counters: Tensor  # [B] int32
-    partials: Tensor  # [B, K+1, ceil(V / TILE), 4] fp32
+    counters: Tensor  # int32: one for each row and request, and two for the launch
+    partials: Tensor  # fp32: what the tiles of each row tell each other
 
 
 def make_workspace(
@@ -71,7 +73,7 @@ def make_workspace(
     Args:
         batch_size: the largest B, at least 0.
         num_draft_tokens: the largest K, at least 0.
-        vocab_size: the largest target vocabulary, at least 1.
+        vocab_size: the largest vocabulary, of target and drafters, at least 1.
         device: where the logits lie.
 
     Raises:
@@ -84,11 +86,11 @@ def make_workspace(
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name}: expected an int of at least {least}, got {value!r}")
-    num_tiles = -(-vocab_size // TILE)
+    num_floats = batch_size * (num_draft_tokens + 1) * verify_floats_per_row(vocab_size)
     return Workspace(
         batch_size,
         num_draft_tokens,
         vocab_size,
-        counters=torch.zeros(batch_size, dtype=torch.int32, device=device),
-        partials=torch.zeros((batch_size, num_draft_tokens + 1, num_tiles, 4), dtype=torch.float32, device=device),
+        counters=torch.zeros(2 + batch_size * (num_draft_tokens + 2), dtype=torch.int32, device=device),
+        partials=torch.zeros(num_floats, dtype=torch.float32, device=device),
     )

@@ -15,8 +15,12 @@ _VERIFY_INPUTS = (
     "float temperature, Tensor? temperature_rows, float draft_temperature, Tensor? draft_temperature_rows, "
     "Tensor? target_cutoff, Tensor? draft_cutoff, Tensor? num_draft_tokens, Tensor? cu_num_draft_tokens, "
     "Tensor? draft_to_target, Tensor? reward_length, str rule, int seed, Tensor? seed_rows, int offset, "
-    "Tensor? offset_rows, Tensor? uniform_samples, bool compute_tv, str backend"
+    "Tensor? offset_rows, Tensor? uniform_samples, bool compute_tv, Tensor(y!)? counters, Tensor(z!)? partials, "
+    "str backend"
 )
+
+
+_COMPUTE_TV = -4  # its place in the schema
 
 
 def verify(
@@ -139,7 +143,7 @@ def verify(
         float(warmth.value), warmth.rows, float(draft_warmth.value), draft_warmth.rows,
         target_cutoff, draft_cutoff, num_draft_tokens, cu_num_draft_tokens,
         draft_to_target, reward_length, rule, int(key.value), key.rows, int(nonce.value), nonce.rows,
-        uniform_samples, compute_tv, backend,
+        uniform_samples, compute_tv, *((workspace.counters, workspace.partials) if workspace else (None, None)), backend,
     )  # fmt: skip
     if out is None:
         return VerifyOutput(*torch.ops.metasd.verify(*arguments))
@@ -199,26 +203,27 @@ def _verify_out(
     draft_temperature_rows: Tensor | None, target_cutoff: Tensor | None, draft_cutoff: Tensor | None,
     num_draft_tokens: Tensor | None, cu_num_draft_tokens: Tensor | None, draft_to_target: Tensor | None,
     reward_length: Tensor | None, rule: str, seed: int, seed_rows: Tensor | None, offset: int,
-    offset_rows: Tensor | None, uniform_samples: Tensor | None, compute_tv: bool, backend: str, *out: Tensor,
+    offset_rows: Tensor | None, uniform_samples: Tensor | None, compute_tv: bool, counters: Tensor | None,
+    partials: Tensor | None, backend: str, *out: Tensor,
 ) -> None:  # fmt: skip
     inputs = VerifyInputs(
         batch_size, num_draft_positions, target_logits, draft_token_ids, draft_logits,
         PerRow(temperature, temperature_rows), PerRow(draft_temperature, draft_temperature_rows),
         target_cutoff, draft_cutoff, num_draft_tokens, cu_num_draft_tokens, draft_to_target, reward_length, rule,
-        PerRow(seed, seed_rows), PerRow(offset, offset_rows), uniform_samples, compute_tv,
+        PerRow(seed, seed_rows), PerRow(offset, offset_rows), uniform_samples, compute_tv, counters, partials,
     )  # fmt: skip
     backends.resolve(backend, target_logits, draft_logits).verify(inputs, VerifyOutput(*out))
 
 
 def _verify(batch_size: int, num_draft_positions: int, target_logits: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    compute_tv = rest[-2]
+    compute_tv = rest[_COMPUTE_TV]
     out = _outputs(target_logits, batch_size, num_draft_positions, compute_tv, target_logits.device)
     _verify_out(batch_size, num_draft_positions, target_logits, *rest, *out)
     return tuple(out)
 
 
 def _verify_fake(batch_size: int, num_draft_positions: int, target_logits: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(_outputs(target_logits, batch_size, num_draft_positions, rest[-2], target_logits.device))
+    return tuple(_outputs(target_logits, batch_size, num_draft_positions, rest[_COMPUTE_TV], target_logits.device))
 
 
 _OUTPUTS = ", ".join(f"Tensor({letter}!) {name}" for letter, name in zip("abcdefg", VerifyOutput._fields, strict=True))
