@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
+
+from metasd_kernels import sass
 
 PROCESSORS = {80: 108, 90: 132, 100: 148}  # A100, H200, B200
 SHARED_MEMORY = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
@@ -67,8 +70,7 @@ class _Recorder:
 @contextmanager
 def recorded(num_processors: int) -> Iterator[list[Launch]]:
     """Launches made inside are recorded, not run, as on a device of so many multiprocessors."""
-    from metasd_kernels.triton import cutoff, sample, verify
-
+    cutoff, sample, verify = (import_module(f"metasd_kernels.triton.{name}") for name in ("cutoff", "sample", "verify"))
     launches: list[Launch] = []
     with (
         mock.patch.object(verify, "verify_kernel", _Recorder(verify.verify_kernel, launches)),
@@ -137,8 +139,10 @@ CALLS = (
     Call("verify, reduced vocabulary", 128256, "reduced"),
     Call("verify, sparse", 128256, "sparse"),
     Call("verify, odd vocabulary", 50257, "dense"),
+    Call("verify, middle vocabulary", 32000, "dense"),
     Call("verify, small vocabulary", 1024, "dense", torch.float32),
-    Call("verify, two launches", 151936, "dense", rule="block", num_draft_tokens=64),
+    Call("verify, small vocabulary, block rule", 1024, "dense", torch.float32, rule="block"),
+    Call("verify, two launches", 151936, "dense", rule="block", num_draft_tokens=15),
     Call("sample", 128256, "sample"),
     Call("logit_cutoff", 128256, "logit_cutoff"),
 )
@@ -159,7 +163,19 @@ class Report:
     programs_per_processor: int  # that a multiprocessor holds at once
     wide_loads: int  # 128-bit loads from global memory
     narrow_loads: int  # 16-bit ones: what unaligned tiles come down to
-    instructions_per_element: float  # of the part that every tile runs; the decision, once a request, apart
+    instructions_per_element: float | None  # from start to arrival, of a tile that has a draft; the decision is apart
+
+
+def _waypoints(call: Call) -> list[str]:
+    """What a tile that has a draft goes through: its loads, its residual, its arrival at the request's counter."""
+    source = Path(__file__).parent / "triton" / "verify.py"
+    lines = source.read_text().splitlines()
+
+    def line_of(text: str) -> str:
+        return f"verify.py:{next(i for i, line in enumerate(lines, 1) if text in line)}:"
+
+    draft = [] if call.kind == "point" else ["draft.py:", line_of("p, q = e * p_factor")]
+    return [*draft, line_of("num_arrived = ")]
 
 
 def report(call: Call, capability: int) -> list[Report]:
@@ -177,8 +193,8 @@ def _compiled(call: Call, launch_: Launch, num_launches: int, capability: int) -
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
-        code = _tool("nvdisasm", "-gi", "-c", file.name)
-    registers, stack = (int(re.search(rf"{name}:(\d+)", usage).group(1)) for name in ("REG", "STACK"))
+        code = _tool("nvdisasm", "-g", "-c", file.name)
+    registers, stack = (int(re.findall(rf"{name}:(\d+)", usage)[0]) for name in ("REG", "STACK"))
     shared = kernel.metadata.shared
     threads = 32 * kernel.metadata.num_warps
     per_processor = min(
@@ -186,8 +202,9 @@ def _compiled(call: Call, launch_: Launch, num_launches: int, capability: int) -
         _THREADS // threads,
         SHARED_MEMORY[capability] // (shared + 1024),
     )
-    tile, hot = launch_.options.get("TILE", 1), list(_hot_instructions(code))
-    loads = [text for text in hot if text.startswith("LDG")]
+    program = sass.read(code)
+    loads = [one.opcode for one in program if one.opcode.startswith("LDG")]
+    length = sass.shortest_path(program, _waypoints(call)) if "verify" in call.name else None
     return Report(
         call.name,
         capability,
@@ -197,7 +214,7 @@ def _compiled(call: Call, launch_: Launch, num_launches: int, capability: int) -
         per_processor,
         sum(".128" in text for text in loads),
         sum(".U16" in text for text in loads),
-        len(hot) * threads / tile,
+        None if length is None else length * threads / launch_.options["TILE"],
     )
 
 
@@ -205,23 +222,6 @@ def _tool(name: str, *arguments: str) -> str:
     """Run one of the binary tools that come with Triton."""
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     return subprocess.run([str(path), *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def _hot_instructions(code: str) -> Iterator[str]:
-    """SASS instructions that are not inlined from the decision."""
-    is_decision = False
-    chain: list[str] = []
-    for line in code.splitlines():
-        if "//## File" in line:
-            chain.append(line)
-            continue
-        found = re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line)
-        if found:
-            if chain:
-                is_decision = any("decide.py" in one for one in chain)
-                chain = []
-            if not is_decision:
-                yield found.group(1)
 
 
 def report_all(capabilities: list[int]) -> list[Report]:
@@ -248,7 +248,7 @@ def main() -> None:
             str(one.capability),
             str(one.num_launches),
             *(str(getattr(one, name)) for name in columns),
-            f"{one.instructions_per_element:.1f}",
+            "" if one.instructions_per_element is None else f"{one.instructions_per_element:.1f}",
         )
         for one in reports
     ]

@@ -133,7 +133,7 @@ def decide(
     seed = from_halves(seed_low, seed_high) if seed_ptr is None else tl.load(seed_ptr + b)
     nonce = from_halves(offset_low, offset_high) if offset_ptr is None else tl.load(offset_ptr + b * offset_stride)
     if coins_ptr is None:
-        u, _ = coins(seed, nonce, k, 0)
+        u = coins(seed, nonce, k, 0)[0]
         u_tile, u_id = coins(seed, nonce, tl.full([], 0, tl.int32), 1)
     else:
         own_ptr = coins_ptr + b.to(tl.int64) * (K + 2)
@@ -195,16 +195,16 @@ def decide(
     q = tl.where(is_draft_point & (ids == row_token), PLUS_INF, 0.0)
     if DRAFT != NO_DRAFT:
         if is_draft_sampled & (is_bonus == 0):
-            y = draft_tile(ids[None, :], chosen * DRAW_TILE, DRAW_TILE, n, first, draft_ptr, draft_base,
+            z = draft_tile(ids[None, :], chosen * DRAW_TILE, DRAW_TILE, n, first, draft_ptr, draft_base,
                            draft_stride_k, draft_cutoff_ptr, map_ptr, V_T, V_D, DRAFT)  # fmt: skip
-            y = tl.reshape(tl.where(y < PLUS_INF, y, MINUS_INF), [DRAW_TILE])
+            z = tl.reshape(tl.where(z < PLUS_INF, z, MINUS_INF), [DRAW_TILE])
             draft_row_max = at(draft_max, n, ROWS)
             draft_tile_max = draft_row_max
             if DRAFT != SPARSE:
                 where = plane(request_ptr, DRAFT_MAX, K, num_tiles) + n * num_tiles + chosen // SUB
                 draft_tile_max = tl.load(where, cache_modifier=".cg")
             draft_factor = tl.exp2((draft_tile_max - draft_row_max) * draft_scale) / at(draft_sum, n, ROWS)
-            q = tl.exp2((y - finite_or_zero(draft_tile_max)) * draft_scale) * draft_factor
+            q = tl.exp2((z - finite_or_zero(draft_tile_max)) * draft_scale) * draft_factor
     rest = tl.where(p > q, p - q, 0.0)
     takes_target = is_bonus | is_zero | (tl.max(rest, 0) <= 0)
     is_zero |= (is_bonus == 0) & (tl.max(rest, 0) <= 0)

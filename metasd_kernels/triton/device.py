@@ -6,6 +6,7 @@ import triton.language as tl
 DRAW_TILE = tl.constexpr(1024)  # ids in one tile of the final draw: metasd_kernels.outputs.TILE
 MINUS_INF = tl.constexpr(-float("inf"))
 PLUS_INF = tl.constexpr(float("inf"))
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 SMALLEST_TEMPERATURE = tl.constexpr(1.1754943508222875e-38)  # metasd_kernels.inputs.SMALLEST_TEMPERATURE
 
 
@@ -48,6 +49,15 @@ def cutoff_of(cutoff_ptr, index, mask):
 
 
 @triton.jit
+def load_logits(row_ptr, ids, V, cutoff_ptr, index):
+    """fp32 logits of a row, -inf outside the vocabulary and below the cutoff; NaN and +inf stay."""
+    x = tl.load(row_ptr + ids, mask=ids < V, other=MINUS_INF).to(tl.float32)
+    if cutoff_ptr is not None:
+        x = tl.where(x < cutoff_of(cutoff_ptr, index, index >= 0), MINUS_INF, x)
+    return x
+
+
+@triton.jit
 def from_halves(low, high):
     """An int64 from its two halves, which travel as int32 whatever their value: one compiled variant for all."""
     return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
@@ -60,8 +70,8 @@ def coins(seed, offset, position, domain: tl.constexpr):
     zero = shape * 0
     low = zero + (offset & 0xFFFFFFFF).to(tl.uint32)
     high = zero + ((offset >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    first, second, _, _ = tl.philox(seed, low, high, shape, zero + domain)
-    return _uniform(first), _uniform(second)
+    words = tl.philox(seed, low, high, shape, zero + domain)
+    return _uniform(words[0]), _uniform(words[1])
 
 
 @triton.jit
@@ -70,30 +80,40 @@ def _uniform(word):
 
 
 @triton.jit
-def exponentials(x, scale):
-    """exp2((x - m) * scale) over tiles of 1024, m the largest usable x.
+def _larger_or_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
-    A clean tile pays for no test: where something is unusable (NaN, +inf) or nothing is left, the sum is NaN.
+
+@triton.jit
+def usable(x):
+    """A tile without its unusable logits, its largest logit, and whether a NaN or +inf was there (0 or 1).
+
+    A clean tile pays for no test: its maximum is taken such that a NaN shows in it.
 
     Args:
         x: `[N, 1024]` fp32, -inf where nothing is kept.
-
-    Returns:
-        x (unusable ones as -inf), the exponentials, m, their sums `[N]`, and whether something was unusable (0 or 1).
     """
-    largest = tl.max(tl.max(x, 1), 0)
-    e = tl.exp2((x - largest) * scale)
-    sums = tl.sum(e, 1)
-    total = tl.sum(sums, 0)
-    is_bad = tl.full([], 0, tl.int32)
-    if total != total:
-        is_usable = x < PLUS_INF
-        is_bad = tl.max(tl.max(tl.where(is_usable, 0, 1), 1), 0)
-        x = tl.where(is_usable, x, MINUS_INF)
+    if IS_INTERPRETED:  # the interpreter is slow where a reduction is not one of its own
+        largest = tl.where(tl.max(tl.max(tl.where(x == x, 0, 1), 1), 0) > 0, PLUS_INF, tl.max(tl.max(x, 1), 0))
+    else:
+        largest = tl.reduce(tl.reduce(x, 1, _larger_or_nan), 0, _larger_or_nan)
+    is_bad = tl.where(largest < PLUS_INF, 0, 1)
+    if is_bad > 0:
+        x = tl.where(x < PLUS_INF, x, MINUS_INF)
         largest = tl.max(tl.max(x, 1), 0)
-        e = tl.exp2((x - finite_or_zero(largest)) * scale)
-        sums = tl.sum(e, 1)
-    return x, e, largest, sums, is_bad
+    return x, largest, is_bad
+
+
+@triton.jit
+def exponentials(x, largest, scale):
+    """exp2((x - largest) * scale); 0 everywhere where nothing is kept."""
+    return tl.exp2((x - finite_or_zero(largest)) * scale)
+
+
+@triton.jit
+def first_best(x, largest, inside, N: tl.constexpr):
+    """The lowest place `inside` a tile of N ids that has the largest logit."""
+    return tl.min(tl.min(tl.where(x == largest, inside, N), 1), 0)
 
 
 @triton.jit

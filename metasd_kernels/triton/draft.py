@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from metasd_kernels.triton.block import REDUCED, SPARSE
-from metasd_kernels.triton.device import MINUS_INF, PLUS_INF, cutoff_of, finite_or_zero
+from metasd_kernels.triton.device import MINUS_INF, PLUS_INF, cutoff_of, finite_or_zero, load_logits
 
 
 @triton.jit
@@ -31,13 +31,13 @@ def draft_tile(
             listed = tl.load(map_ptr + (first + k) * V_D + j)
             if (listed >= lowest) & (listed < lowest + WIDTH):
                 y = tl.where(ids == listed, tl.load(row_ptr + j).to(tl.float32), y)
+        if draft_cutoff_ptr is not None:
+            y = tl.where(y < cutoff_of(draft_cutoff_ptr, first + k, k >= 0), MINUS_INF, y)
     elif DRAFT == REDUCED:
         index = tl.load(map_ptr + ids, mask=ids < V_T, other=-1).to(tl.int64)
-        y = tl.load(row_ptr + index, mask=index >= 0, other=MINUS_INF).to(tl.float32)
+        y = load_logits(row_ptr, tl.where(index < 0, V_D, index), V_D, draft_cutoff_ptr, first + k)
     else:
-        y = tl.load(row_ptr + ids, mask=ids < V_D, other=MINUS_INF).to(tl.float32)
-    if draft_cutoff_ptr is not None:
-        y = tl.where(y < cutoff_of(draft_cutoff_ptr, first + k, k >= 0), MINUS_INF, y)
+        y = load_logits(row_ptr, ids, V_D, draft_cutoff_ptr, first + k)
     return y
 
 

@@ -11,13 +11,14 @@ from metasd_kernels.triton.device import (
     MINUS_INF,
     PLUS_INF,
     coins,
-    cutoff_of,
     exponentials,
-    finite_or_zero,
     first_above,
+    first_best,
     from_halves,
     is_sampled,
+    load_logits,
     scale_of,
+    usable,
     value_of,
 )
 from metasd_kernels.triton.host import Scratch, dense, halves
@@ -55,17 +56,16 @@ def sample_kernel(
     own_temperature = value_of(temperature_ptr, temperature, b)
     scale, is_drawn = scale_of(own_temperature), is_sampled(own_temperature)
     row_ptr = logits_ptr + b.to(tl.int64) * stride
-    cutoff = cutoff_of(cutoff_ptr, b, b >= 0)
     max_ptr = partials_ptr + b.to(tl.int64) * num_tiles * (2 + SUB)
     best_ptr, sums_ptr = max_ptr + num_tiles, max_ptr + 2 * num_tiles
 
     inside = tl.arange(0, SUB)[:, None] * DRAW_TILE + tl.arange(0, DRAW_TILE)[None, :]
     ids = tile * TILE + inside
-    x = tl.load(row_ptr + ids, mask=ids < V, other=MINUS_INF).to(tl.float32)
-    x = tl.where(x < cutoff, MINUS_INF, x)
-    x, _, largest, sums, _ = exponentials(x, scale)
+    x, largest, _ = usable(load_logits(row_ptr, ids, V, cutoff_ptr, b))
+    if is_drawn == 0:
+        tl.store(best_ptr + tile, first_best(x, largest, inside, TILE).to(tl.float32))
+    sums = tl.sum(exponentials(x, largest, scale), 1)
     tl.store(max_ptr + tile, largest)
-    tl.store(best_ptr + tile, tl.min(tl.min(tl.where(x == largest, inside, TILE), 1), 0).to(tl.float32))
     tl.store(sums_ptr + tile * SUB + tl.arange(0, SUB), sums)
 
     tl.debug_barrier()
@@ -95,9 +95,9 @@ def sample_kernel(
             mass = mass * tl.exp2((above - row_max) * scale)
             chosen = tl.maximum(first_above(mass, u_tile, FINE), 0)
             own = chosen * DRAW_TILE + tl.arange(0, DRAW_TILE)
-            y = tl.load(row_ptr + own, mask=own < V, other=MINUS_INF).to(tl.float32)
-            y = tl.where((y < PLUS_INF) & (y >= cutoff), y, MINUS_INF)
-            p = tl.exp2((y - finite_or_zero(tl.max(y, 0))) * scale)
+            y = load_logits(row_ptr, own, V, cutoff_ptr, b)
+            y = tl.where(y < PLUS_INF, y, MINUS_INF)
+            p = exponentials(y, tl.max(y, 0), scale)
             token = chosen * DRAW_TILE + tl.maximum(first_above(p, u_id, DRAW_TILE), 0)
         tl.store(output_ptr + b, token.to(tl.int64))
         tl.store(counters_ptr + b, 0)
@@ -109,7 +109,7 @@ def sample(inputs: SampleInputs, out: Tensor) -> None:
     batch_size, vocab_size = logits.shape
     if batch_size == 0:
         return
-    settings = launch.verify_settings(vocab_size, has_draft=False)
+    settings = launch.verify_settings(vocab_size)
     num_tiles = triton.cdiv(vocab_size, settings.tile)
     num_floats = batch_size * num_tiles * (2 + settings.tile // 1024)
     counters, partials = Scratch.of(None, None, logits.device).take(batch_size, num_floats)

@@ -39,11 +39,13 @@ from metasd_kernels.triton.device import (
     DRAW_TILE,
     MINUS_INF,
     PLUS_INF,
-    cutoff_of,
     exponentials,
     finite_or_zero,
+    first_best,
     is_sampled,
+    load_logits,
     scale_of,
+    usable,
     value_of,
 )
 from metasd_kernels.triton.draft import draft_tile, list_law
@@ -153,43 +155,49 @@ def verify_kernel(
 
         inside = tl.arange(0, SUB)[:, None] * DRAW_TILE + tl.arange(0, DRAW_TILE)[None, :]
         ids = tile * TILE + inside
-        x = tl.load(target_ptr + target_base + k.to(tl.int64) * target_stride_k + ids, mask=ids < V_T, other=MINUS_INF)
-        x = x.to(tl.float32)
-        if target_cutoff_ptr is not None:
-            x = tl.where(x < cutoff_of(target_cutoff_ptr, first + b + k, k >= 0), MINUS_INF, x)
+        row_ptr = target_ptr + target_base + k.to(tl.int64) * target_stride_k
+        cutoff_index = first + b + k
+        x, largest, flag = usable(load_logits(row_ptr, ids, V_T, target_cutoff_ptr, cutoff_index))
+        if (is_target_sampled == 0) & (MODE != FINISH):
+            best = first_best(x, largest, inside, TILE)
+            tl.store(plane(request_ptr, FIRST_BEST, K, num_tiles) + here, best.to(tl.float32))
+        e = exponentials(x, largest, target_scale)
+
         has_residual = is_draft_sampled & (k < limit)
         if DRAFT != NO_DRAFT:
             y = tl.where(ids < 0, 0.0, MINUS_INF)
             if has_residual:
                 y = draft_tile(ids, tile * TILE, TILE, k, first, draft_ptr, draft_base, draft_stride_k,
                                draft_cutoff_ptr, map_ptr, V_T, V_D, DRAFT)  # fmt: skip
-        x, e, largest, sums, flag = exponentials(x, target_scale)
-        if DRAFT != NO_DRAFT:
-            _, draft_e, draft_largest, draft_sums, draft_flag = exponentials(y, draft_scale)
-            draft_sum = tl.sum(draft_sums, 0)
+            y, draft_largest, draft_flag = usable(y)
+            draft_e = exponentials(y, draft_largest, draft_scale)
+            draft_total = tl.sum(tl.sum(draft_e, 1), 0)
             if DRAFT == SPARSE:
                 # The list is short: every program reads all of it, and the first tile publishes its law.
                 list_max, list_sum, draft_flag = list_law(k, first, draft_ptr, draft_base, draft_stride_k,
                                                           draft_cutoff_ptr, map_ptr, V_D, draft_scale, LIST)  # fmt: skip
                 published_max = tl.where(tile == 0, list_max, MINUS_INF)
-                draft_sum = tl.where(tile == 0, list_sum, 0.0)
+                draft_total = tl.where(tile == 0, list_sum, 0.0)
             else:
                 published_max = draft_largest
             flag |= draft_flag << 1
 
         if MODE != FINISH:
+            sums = tl.sum(e, 1)
             tl.store(plane(request_ptr, TARGET_MAX, K, num_tiles) + here, largest)
             tl.store(plane(request_ptr, TARGET_SUM, K, num_tiles) + here, tl.sum(sums, 0))
             tl.store(plane(request_ptr, FLAGS, K, num_tiles) + here, flag.to(tl.float32))
             if DRAFT != NO_DRAFT:
                 tl.store(plane(request_ptr, DRAFT_MAX, K, num_tiles) + here, published_max)
-                tl.store(plane(request_ptr, DRAFT_SUM, K, num_tiles) + here, draft_sum)
-            if is_target_sampled == 0:
-                best = tl.min(tl.min(tl.where(x == largest, inside, TILE), 1), 0)
-                tl.store(plane(request_ptr, FIRST_BEST, K, num_tiles) + here, best.to(tl.float32))
+                tl.store(plane(request_ptr, DRAFT_SUM, K, num_tiles) + here, draft_total)
             token = at(tokens, k, ROWS)
             if (k < limit) & (is_draft_sampled == 0) & (token // TILE == tile):
-                sums = tl.sum(tl.where(ids == token, 0.0, e), 1)  # what a point-mass draft leaves of the target
+                # A point-mass draft leaves the target's law without the draft id: sum its 1024 ids anew.
+                own = (token // DRAW_TILE) * DRAW_TILE + tl.arange(0, DRAW_TILE)
+                z = load_logits(row_ptr, own, V_T, target_cutoff_ptr, cutoff_index)
+                left = exponentials(tl.where((z < PLUS_INF) & (own != token), z, MINUS_INF), largest, target_scale)
+                is_its = tile * SUB + tl.arange(0, SUB) == token // DRAW_TILE
+                sums = tl.where(is_its, tl.sum(left, 0), sums)
             tl.store(fine_plane(request_ptr, 0, K, num_tiles, SUB) + fine, sums)
 
         if MODE != PUBLISH:
@@ -204,23 +212,23 @@ def verify_kernel(
                     if gave_up > 0:
                         tl.store(plane(request_ptr, FLAGS, K, num_tiles) + here, (flag | 4).to(tl.float32))
                 if has_residual:
-                    own = k + tl.arange(0, 1)
-                    row_max, row_sum = row_laws(request_ptr, TARGET_MAX, own, own >= 0, num_tiles, K, target_scale, TILES)
+                    here_only = k + tl.arange(0, 1)
+                    row_max, row_sum = row_laws(request_ptr, TARGET_MAX, here_only, here_only >= 0, num_tiles, K, target_scale, TILES)
                     p_factor = _factor(largest, tl.sum(row_max, 0), tl.sum(row_sum, 0), target_scale)
-                    row_max, row_sum = row_laws(request_ptr, DRAFT_MAX, own, own >= 0, num_tiles, K, draft_scale, TILES)
+                    row_max, row_sum = row_laws(request_ptr, DRAFT_MAX, here_only, here_only >= 0, num_tiles, K, draft_scale, TILES)
                     q_factor = _factor(draft_largest, tl.sum(row_max, 0), tl.sum(row_sum, 0), draft_scale)
                     p, q = e * p_factor, draft_e * q_factor
                     # Not max(p - q, 0): that difference may be fused with a product, and equal laws leave a residue.
                     rest = tl.sum(tl.where(p > q, p - q, 0.0), 1)
                     tl.store(plane(request_ptr, TOTAL_VARIATION, K, num_tiles) + here, tl.sum(rest, 0))
                     if IS_BLOCK_RULE:
-                        _, _, _, _, _, _, _, ratio = log_ratios(
+                        laws = log_ratios(
                             tokens, k, k, b, first, request_ptr, num_tiles, K, V_D, target_ptr, target_base,
                             target_stride_k, draft_ptr, draft_base, draft_stride_k, target_cutoff_ptr,
                             draft_cutoff_ptr, map_ptr, target_scale, draft_scale, is_target_sampled, is_draft_sampled,
                             ROWS, TILES, TILE, DRAFT,
                         )  # fmt: skip
-                        weight = tl.where(k > 0, at(running_weights(ratio), k - 1, ROWS), 1.0)
+                        weight = tl.where(k > 0, at(running_weights(laws[7]), k - 1, ROWS), 1.0)
                         p = p * weight
                         rest = tl.sum(tl.where(p > q, p - q, 0.0), 1)
                         tl.store(plane(request_ptr, RESIDUAL, K, num_tiles) + here, tl.sum(rest, 0))
@@ -275,7 +283,8 @@ def verify(inputs: VerifyInputs, out: VerifyOutput) -> None:
         kind, mapping = SPARSE.value, dense(mapping)
 
     vocab_size, draft_width = target.shape[-1], 0 if draft is None else draft.shape[-1]
-    settings = launch.verify_settings(vocab_size, has_draft=draft is not None)
+    is_block_rule = inputs.rule == "block"
+    settings = launch.verify_settings(vocab_size, is_heavy=is_block_rule or kind == SPARSE.value)
     num_tiles = triton.cdiv(max(vocab_size, draft_width) if kind == SAME_IDS.value else vocab_size, settings.tile)
     scratch = Scratch.of(inputs.counters, inputs.partials, target.device)
     num_floats = batch_size * (num_positions + 1) * num_tiles * (8 + 2 * settings.tile // 1024)
@@ -283,7 +292,7 @@ def verify(inputs: VerifyInputs, out: VerifyOutput) -> None:
 
     grid = batch_size * (num_positions + 1) * num_tiles
     resident = processors(target.device) * settings.programs_per_processor
-    waiting = num_tiles * (num_positions + 1 if inputs.rule == "block" else 1)
+    waiting = num_tiles * (num_positions + 1 if is_block_rule else 1)
     modes = [FUSED.value]
     if draft is not None and (IS_INTERPRETED or waiting > resident):
         modes = [PUBLISH.value, FINISH.value]
@@ -319,7 +328,7 @@ def verify(inputs: VerifyInputs, out: VerifyOutput) -> None:
             *(_strides(draft) if draft is not None else (0, 0)),
             int(mode == FUSED.value and draft is not None and grid > resident),
             DRAFT=kind,
-            IS_BLOCK_RULE=inputs.rule == "block",
+            IS_BLOCK_RULE=is_block_rule,
             COMPUTE_TV=inputs.compute_tv,
             MODE=mode,
             ROWS=triton.next_power_of_2(num_positions + 1),
