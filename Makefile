@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check clean
+.PHONY: help setup demo test lint aot bench gpu check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,15 @@ lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+aot: setup  ## compile the GPU kernels without a GPU: registers, spills, load widths, instructions
+	env -u TRITON_INTERPRET $(BIN)/python -m metasd_kernels.aot
+
+bench: setup  ## time the verify op beside its peers
+	$(BIN)/python -m pytest benchmarks/bench_verify.py -q -s
+
+gpu:  ## all that only a GPU can show, into OUT, with the GPU machine's own Python
+	bash benchmarks/gpu.sh
 
 check: lint test  ## what CI runs
 

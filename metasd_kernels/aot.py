@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from metasd_kernels import sass
+from metasd_kernels import launch, sass
 
 PROCESSORS = {80: 108, 90: 132, 100: 148}  # A100, H200, B200
 SHARED_MEMORY = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
@@ -161,6 +161,7 @@ class Report:
     registers: int  # a thread
     spilled_bytes: int  # a thread
     programs_per_processor: int  # that a multiprocessor holds at once
+    promised_programs: int  # what launch.py says of that
     wide_loads: int  # 128-bit loads from global memory
     narrow_loads: int  # 16-bit ones: what unaligned tiles come down to
     instructions_per_element: float | None  # from start to arrival, of a tile that has a draft; the decision is apart
@@ -212,10 +213,18 @@ def _compiled(call: Call, launch_: Launch, num_launches: int, capability: int) -
         registers,
         stack,
         per_processor,
+        _promised(call),
         sum(".128" in text for text in loads),
         sum(".U16" in text for text in loads),
         None if length is None else length * threads / launch_.options["TILE"],
     )
+
+
+def _promised(call: Call) -> int:
+    if call.kind == "logit_cutoff":
+        return 1
+    is_heavy = call.rule == "block" or call.kind == "sparse"
+    return launch.verify_settings(call.vocab_size, is_heavy).programs_per_processor
 
 
 def _tool(name: str, *arguments: str) -> str:

@@ -70,7 +70,7 @@ def logits(name: str, value: object, shape: Sequence[int | str], device: torch.d
         refuse(name, "a vocabulary (last dimension) of at least 1", describe(checked))
     if checked.shape[-1] > 1 and checked.numel() and checked.stride(-1) != 1:
         refuse(name, "a last stride of 1; call .contiguous() on it", f"strides {list(checked.stride())}")
-    return checked.detach() if checked.requires_grad else checked  # no op here has a derivative
+    return checked
 
 
 def per_row(
@@ -99,9 +99,25 @@ def per_row(
 
 
 def temperature(name: str, value: object, num_rows: int, device: torch.device) -> PerRow:
-    """Check a temperature, 0 or more; what is too small for 1 / temperature to be finite becomes 0."""
+    """Check a temperature, 0 or more."""
     checked = per_row(name, value, num_rows, device, least=0)
+    return as_temperature(checked.value) if checked.rows is None else checked
+
+
+def as_per_row(value: float | Tensor) -> PerRow:
+    """A checked number or tensor `[B]`."""
+    return PerRow(0, value) if isinstance(value, Tensor) else PerRow(value)
+
+
+def as_temperature(value: float | Tensor) -> PerRow:
+    """A checked temperature; what is too small for 1 / temperature to be finite becomes 0."""
+    checked = as_per_row(value)
     return PerRow(0.0) if checked.rows is None and checked.value < SMALLEST_TEMPERATURE else checked
+
+
+def detached(logits: Tensor | None) -> Tensor | None:
+    """No op here has a derivative."""
+    return logits.detach() if logits is not None and logits.requires_grad else logits
 
 
 def coins(name: str, value: object, num_rows: int, num_coins: int | str, device: torch.device) -> Tensor | None:

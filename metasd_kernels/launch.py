@@ -28,7 +28,7 @@ class VerifySettings:
 _ANY = 1 << 40
 VERIFY = (
     VerifySettings(4096, is_heavy=False, tile=1024, num_warps=4, maxnreg=128, programs_per_processor=4),
-    VerifySettings(1 << 16, is_heavy=False, tile=4096, num_warps=8, maxnreg=80, programs_per_processor=3),
+    VerifySettings(1 << 16, is_heavy=False, tile=4096, num_warps=8, maxnreg=96, programs_per_processor=2),
     VerifySettings(_ANY, is_heavy=False, tile=8192, num_warps=8, maxnreg=128, programs_per_processor=2),
     VerifySettings(4096, is_heavy=True, tile=1024, num_warps=4, maxnreg=128, programs_per_processor=4),
     VerifySettings(_ANY, is_heavy=True, tile=4096, num_warps=8, maxnreg=128, programs_per_processor=2),

@@ -56,7 +56,7 @@ def logit_cutoff(
         checks.per_row("min_p", flat(min_p), num_rows, device, least=0, most=1),
     )
     arguments = [part for limit in limits for part in (limit.value, limit.rows)]
-    cutoff: Tensor = torch.ops.metasd.logit_cutoff(rows, *arguments, backend)
+    cutoff: Tensor = torch.ops.metasd.logit_cutoff(checks.detached(rows), *arguments, backend)
     return cutoff.reshape(logits.shape[:-1])
 
 

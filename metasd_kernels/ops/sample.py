@@ -7,6 +7,7 @@ from torch import Tensor
 
 from metasd_kernels import backends, checks
 from metasd_kernels.inputs import PerRow, SampleInputs
+from metasd_kernels.ops.forms import Forms, any_int64, form_of
 from metasd_kernels.ops.library import register
 
 
@@ -47,6 +48,37 @@ def sample(
         >>> sample(torch.tensor([[0.0, 9.0, 1.0]]), temperature=0.0)
         tensor([1])
     """
+    given = logits, temperature, cutoff, seed, offset, position, uniform_samples, backend, out
+    form = form_of((*given[:3], any_int64(seed), any_int64(offset), *given[5:]))
+    kernels = _KNOWN.get(form) if form else None
+    if kernels is None:
+        _check(*given)
+        kernels = backends.resolve(backend, logits)
+        if form:
+            _KNOWN[form] = kernels
+    warmth, key, nonce = checks.as_temperature(temperature), checks.as_per_row(seed), checks.as_per_row(offset)
+    if form:  # nobody traces: the dispatcher would only cost time
+        result = _sample_fake(logits) if out is None else out
+        kernels.sample(SampleInputs(logits, warmth, cutoff, key, nonce, position, uniform_samples), result)
+        return result
+    arguments = (
+        checks.detached(logits), float(warmth.value), warmth.rows, cutoff, int(key.value), key.rows, int(nonce.value),
+        nonce.rows, position, uniform_samples, backend,
+    )  # fmt: skip
+    if out is None:
+        token_ids: Tensor = torch.ops.metasd.sample(*arguments)
+        return token_ids
+    torch.ops.metasd.sample_out(*arguments, out)
+    return out
+
+
+_KNOWN = Forms[backends.Kernels]()
+
+
+def _check(
+    logits: Tensor, temperature: object, cutoff: Tensor | None, seed: object, offset: object, position: int,
+    uniform_samples: Tensor | None, backend: str, out: Tensor | None,
+) -> None:  # fmt: skip
     logits = checks.logits("logits", logits, ["B", "V"])
     batch_size, device = logits.shape[0], logits.device
     warmth = checks.temperature("temperature", temperature, batch_size, device)
@@ -55,19 +87,11 @@ def sample(
         checks.tensor("cutoff", cutoff, [batch_size], checks.FLOATS, device)
     if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < 2**32:
         checks.refuse("position", "an int in [0, 2**32)", repr(position))
-    uniform_samples = checks.coins("uniform_samples", uniform_samples, batch_size, 2, device)
-    key = checks.seed(seed, batch_size, device, is_used=uniform_samples is None and not warmth.always(0))
-    nonce = checks.offset(offset, batch_size, device)
-    arguments = (
-        logits, float(warmth.value), warmth.rows, cutoff, int(key.value), key.rows, int(nonce.value), nonce.rows,
-        position, uniform_samples, backend,
-    )  # fmt: skip
-    if out is None:
-        token_ids: Tensor = torch.ops.metasd.sample(*arguments)
-        return token_ids
-    checks.output("out", out, [batch_size], torch.int64, device)
-    torch.ops.metasd.sample_out(*arguments, out)
-    return out
+    checks.coins("uniform_samples", uniform_samples, batch_size, 2, device)
+    checks.seed(seed, batch_size, device, is_used=uniform_samples is None and not warmth.always(0))
+    checks.offset(offset, batch_size, device)
+    if out is not None:
+        checks.output("out", out, [batch_size], torch.int64, device)
 
 
 def _sample_out(

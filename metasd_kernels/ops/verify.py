@@ -7,6 +7,7 @@ from torch import Tensor
 
 from metasd_kernels import backends, checks
 from metasd_kernels.inputs import PerRow, VerifyInputs
+from metasd_kernels.ops.forms import Forms, any_int64, form_of
 from metasd_kernels.ops.library import register
 from metasd_kernels.outputs import VerifyOutput, Workspace, empty_output
 
@@ -94,7 +95,59 @@ def verify(
         >>> verify(logits, torch.tensor([[1]]), temperature=0.0).output_token_ids
         tensor([[1, 0]])
     """
-    given_draft_temperature = temperature if draft_temperature is None else draft_temperature
+    given = (
+        target_logits, draft_token_ids, draft_logits, temperature, draft_temperature, target_cutoff, draft_cutoff,
+        num_draft_tokens, cu_num_draft_tokens, max_num_draft_tokens, draft_to_target, reward_length, rule, seed, offset,
+        uniform_samples, compute_tv, backend, out, workspace,
+    )  # fmt: skip
+    form = form_of((*given[:12], any_int64(seed), any_int64(offset), *given[14:]))
+    known = _KNOWN.get(form) if form else None
+    if known is None:
+        size, kernels = _check(*given), backends.resolve(backend, target_logits, draft_logits)
+        if form and (cu_num_draft_tokens is None or max_num_draft_tokens is not None):
+            _KNOWN[form] = size, kernels
+    else:
+        size, kernels = known
+        if draft_to_target is not None and draft_to_target.dim() == 1:
+            checks.vocabulary_map(draft_to_target, target_logits.shape[-1])  # its values may have changed
+
+    warmth = checks.as_temperature(temperature)
+    draft_warmth = warmth if draft_temperature is None else checks.as_temperature(draft_temperature)
+    key, nonce = checks.as_per_row(seed), checks.as_per_row(offset)
+    counters, partials = (workspace.counters, workspace.partials) if workspace is not None else (None, None)
+    if form:  # nobody traces: the dispatcher would only cost time
+        inputs = VerifyInputs(
+            *size, target_logits, draft_token_ids, draft_logits, warmth, draft_warmth, target_cutoff, draft_cutoff,
+            num_draft_tokens, cu_num_draft_tokens, draft_to_target, reward_length, rule, key, nonce, uniform_samples,
+            compute_tv, counters, partials,
+        )  # fmt: skip
+        result = _outputs(target_logits, *size, compute_tv, target_logits.device) if out is None else out
+        kernels.verify(inputs, result)
+        return result
+    arguments = (
+        *size, checks.detached(target_logits), draft_token_ids, checks.detached(draft_logits),
+        float(warmth.value), warmth.rows, float(draft_warmth.value), draft_warmth.rows,
+        target_cutoff, draft_cutoff, num_draft_tokens, cu_num_draft_tokens, draft_to_target, reward_length, rule,
+        int(key.value), key.rows, int(nonce.value), nonce.rows, uniform_samples, compute_tv, counters, partials, backend,
+    )  # fmt: skip
+    if out is None:
+        return VerifyOutput(*torch.ops.metasd.verify(*arguments))
+    torch.ops.metasd.verify_out(*arguments, *out)
+    return out
+
+
+_KNOWN = Forms[tuple[tuple[int, int], backends.Kernels]]()
+
+
+def _check(
+    target_logits: Tensor, draft_token_ids: Tensor, draft_logits: Tensor | None, temperature: object,
+    draft_temperature: object, target_cutoff: Tensor | None, draft_cutoff: Tensor | None,
+    num_draft_tokens: Tensor | None, cu_num_draft_tokens: Tensor | None, max_num_draft_tokens: int | None,
+    draft_to_target: Tensor | None, reward_length: Tensor | None, rule: str, seed: object, offset: object,
+    uniform_samples: Tensor | None, compute_tv: bool, backend: str, out: VerifyOutput | None,
+    workspace: Workspace | None,
+) -> tuple[int, int]:  # fmt: skip
+    """Refuse what is wrong; the number of requests and of draft positions."""
     is_packed = cu_num_draft_tokens is not None
     target = checks.logits("target_logits", target_logits, ["N + B", "V_t"] if is_packed else ["B", "K + 1", "V_t"])
     device, vocab_size = target.device, target.shape[-1]
@@ -118,7 +171,7 @@ def verify(
             checks.tensor("num_draft_tokens", num_draft_tokens, [batch_size], checks.INTS, device)
     checks.tensor("draft_token_ids", draft_token_ids, block, checks.INTS, device)
     if draft_logits is not None:
-        draft_logits = checks.logits("draft_logits", draft_logits, [*block, "V_d"], device)
+        checks.logits("draft_logits", draft_logits, [*block, "V_d"], device)
     if draft_to_target is not None:
         _check_map(draft_to_target, draft_logits, block, vocab_size)
     if target_cutoff is not None:
@@ -131,25 +184,16 @@ def verify(
     if rule not in checks.RULES:
         checks.refuse("rule", f"one of {list(checks.RULES)}", repr(rule))
     warmth = checks.temperature("temperature", temperature, batch_size, device)
-    draft_warmth = checks.temperature("draft_temperature", given_draft_temperature, batch_size, device)
-    uniform_samples = checks.coins("uniform_samples", uniform_samples, batch_size, num_positions + 2, device)
-    key = checks.seed(seed, batch_size, device, is_used=uniform_samples is None and not warmth.always(0))
-    nonce = checks.offset(offset, batch_size, device)
+    if draft_temperature is not None:
+        checks.temperature("draft_temperature", draft_temperature, batch_size, device)
+    checks.coins("uniform_samples", uniform_samples, batch_size, num_positions + 2, device)
+    checks.seed(seed, batch_size, device, is_used=uniform_samples is None and not warmth.always(0))
+    checks.offset(offset, batch_size, device)
     if workspace is not None:
         _check_workspace(workspace, batch_size, num_positions, vocab_size, device)
-
-    arguments = (
-        batch_size, num_positions, target, draft_token_ids, draft_logits,
-        float(warmth.value), warmth.rows, float(draft_warmth.value), draft_warmth.rows,
-        target_cutoff, draft_cutoff, num_draft_tokens, cu_num_draft_tokens,
-        draft_to_target, reward_length, rule, int(key.value), key.rows, int(nonce.value), nonce.rows,
-        uniform_samples, compute_tv, *((workspace.counters, workspace.partials) if workspace else (None, None)), backend,
-    )  # fmt: skip
-    if out is None:
-        return VerifyOutput(*torch.ops.metasd.verify(*arguments))
-    _check_out(out, _outputs(target, batch_size, num_positions, compute_tv, torch.device("meta")), device)
-    torch.ops.metasd.verify_out(*arguments, *out)
-    return out
+    if out is not None:
+        _check_out(out, _outputs(target, batch_size, num_positions, compute_tv, torch.device("meta")), device)
+    return batch_size, num_positions
 
 
 def _packed_width(max_num_draft_tokens: int | None, cumulative: Tensor) -> int:

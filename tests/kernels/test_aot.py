@@ -12,8 +12,26 @@ from typing import Any
 
 import pytest
 
-# Limits by call: registers, spilled bytes are 0 for all, 128-bit loads at least, instructions an element at most.
-LIMITS: dict[str, tuple[int, int, float]] = {}
+from metasd_kernels import launch
+from metasd_kernels.aot import CALLS
+
+# By call: launches, 128-bit loads at least (those of a tile: bytes / threads / 16, both laws), instructions an element at
+# most. Nothing may spill.
+LIMITS: dict[str, tuple[int, int, float]] = {
+    "verify, dense": (1, 8, 60),
+    "verify, dense, fp32": (1, 8, 85),
+    "verify, dense, block rule": (1, 4, 115),
+    "verify, point mass": (1, 4, 25),
+    "verify, reduced vocabulary": (1, 4, 75),
+    "verify, sparse": (1, 2, 90),
+    "verify, odd vocabulary": (1, 0, 100),
+    "verify, middle vocabulary": (1, 4, 80),
+    "verify, small vocabulary": (1, 4, 100),
+    "verify, small vocabulary, block rule": (1, 4, 140),
+    "verify, two launches": (2, 4, 155),
+    "sample": (1, 4, 0),
+    "logit_cutoff": (1, 1, 0),
+}
 
 KEYS = """
 import json, sys
@@ -53,3 +71,27 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     sys.stdout.write(run("-m", "metasd_kernels.aot", "--json", str(path)))
     found: list[dict[str, Any]] = json.loads(path.read_text())
     return found
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_compiled_code_keeps_its_limits(reports: list[dict[str, Any]], name: str) -> None:
+    """Catches a spill, a load that fell apart into 16-bit ones, and work that crept into the path of every tile."""
+    num_launches, wide_loads, instructions = LIMITS[name]
+    found = [one for one in reports if one["name"] == name]
+    assert {one["capability"] for one in found} == {80, 90, 100}
+    for one in found:
+        where = f"{name} on sm_{one['capability']}: {one}"
+        assert one["num_launches"] == num_launches, where
+        assert one["spilled_bytes"] == 0, where
+        assert one["wide_loads"] >= wide_loads, where
+        if one["instructions_per_element"] is not None:
+            assert one["instructions_per_element"] <= instructions, where
+        assert one["programs_per_processor"] >= one["promised_programs"], where
+
+
+def test_every_setting_is_compiled() -> None:
+    """Catches a line of launch.py that no call here exercises; there are at most 12."""
+    used = {launch.verify_settings(call.vocab_size, is_heavy=call.rule == "block" or call.kind == "sparse") for call in CALLS}
+    assert used >= set(launch.VERIFY)
+    assert len(launch.VERIFY) <= 12
+    assert {call.name for call in CALLS} == set(LIMITS)
