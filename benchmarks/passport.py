@@ -1,6 +1,6 @@
 """What a measured number must be accompanied by: versions, device, commit and command.
 
-    python benchmarks/passport.py [--json FILE]
+python benchmarks/passport.py [--json FILE]
 """
 
 import argparse

@@ -2,11 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -93,99 +91,201 @@ py::tuple draft(const SuffixAutomaton& automaton, std::int32_t max_tokens, std::
     return py::make_tuple(result.token_ids, result.probabilities, result.match_length);
 }
 
-// Tensors come as addresses; 0 is no tensor. The Python side has checked shapes, dtypes and contiguity.
+// What the ops need to know of torch. Looked up once: a small verification takes two microseconds in all.
+struct Torch {
+    py::object bfloat16, float16, float32, int64;
+    py::object data_ptr, dtype, shape, stride, is_contiguous;
+
+    static const Torch& get() {
+        static const Torch& known = *new Torch;  // outlives the interpreter
+        return known;
+    }
+
+  private:
+    Torch() {
+        const py::module_ torch = py::module_::import("torch");
+        bfloat16 = torch.attr("bfloat16");
+        float16 = torch.attr("float16");
+        float32 = torch.attr("float32");
+        int64 = torch.attr("int64");
+        const auto name = [](const char* text) { return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(text)); };
+        data_ptr = name("data_ptr");
+        dtype = name("dtype");
+        shape = name("shape");
+        stride = name("stride");
+        is_contiguous = name("is_contiguous");
+    }
+};
+
+py::object owned(PyObject* result) {
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+}
+
+py::object attribute(py::handle object, const py::object& name) { return owned(PyObject_GetAttr(object.ptr(), name.ptr())); }
+
+py::object call(py::handle object, const py::object& name) {
+    return owned(PyObject_CallMethodNoArgs(object.ptr(), name.ptr()));
+}
+
+std::int64_t to_integer(py::handle value) {
+    const std::int64_t result = PyLong_AsLongLong(value.ptr());
+    if (result == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return result;
+}
+
 template <typename T>
-T* pointer(std::uintptr_t address) {
-    return reinterpret_cast<T*>(address);
+T* address(py::handle tensor) {
+    return reinterpret_cast<T*>(static_cast<std::uintptr_t>(to_integer(call(tensor, Torch::get().data_ptr))));
 }
 
-using LogitsTuple = std::tuple<std::uintptr_t, std::int32_t, std::int64_t, std::int64_t, std::int64_t>;
+// The fields of an input tuple (metasd_kernels/inputs.py), one after the other. Shapes and devices were checked; copies
+// in another dtype live as long as this.
+class Inputs {
+  public:
+    Inputs(const py::tuple& fields, std::size_t count) : fields_(fields) {
+        if (fields.size() == count) return;
+        throw py::type_error("expected " + std::to_string(count) + " inputs, got " + std::to_string(fields.size()));
+    }
 
-metasd::Logits to_logits(const LogitsTuple& given) {
-    const auto& [data, dtype, vocab_size, stride_request, stride_row] = given;
-    return {pointer<const void>(data), static_cast<metasd::DType>(dtype), vocab_size, stride_request, stride_row};
-}
+    py::handle next() { return PyTuple_GET_ITEM(fields_.ptr(), at_++); }
+    std::int64_t integer() { return to_integer(next()); }
+    bool truth() { return PyObject_IsTrue(next().ptr()) == 1; }
+    bool is(const char* text) { return PyUnicode_CompareWithASCIIString(next().ptr(), text) == 0; }
+    const std::int64_t* integers() { return values<std::int64_t>(next(), Torch::get().int64); }
+    const float* floats() { return values<float>(next(), Torch::get().float32); }
 
-template <typename T>
-metasd::PerRequest<T> per_request(const std::pair<T, std::uintptr_t>& given) {
-    return {given.first, pointer<const T>(given.second)};
-}
+    metasd::PerRequest<std::int64_t> integer_rows(std::int64_t num_rows) {
+        const auto [value, rows] = per_row();
+        return {to_integer(value), values<std::int64_t>(rows, Torch::get().int64, num_rows)};
+    }
 
-const metasd::TileKernels& kernels_of(const std::string& name) {
-    if (name.empty()) return metasd::tile_kernels();
-    const metasd::TileKernels* kernels = metasd::tile_kernels_named(name.c_str());
-    if (kernels == nullptr) throw py::value_error("instruction set " + name + " is not available here");
+    metasd::PerRequest<float> float_rows(std::int64_t num_rows) {
+        const auto [value, rows] = per_row();
+        const auto number = static_cast<float>(PyFloat_AsDouble(value.ptr()));
+        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+        return {number, values<float>(rows, Torch::get().float32, num_rows)};
+    }
+
+    // Requests and rows may lie anywhere, an id lies next to the one before.
+    metasd::Logits logits() {
+        const py::handle tensor = next();
+        if (tensor.is_none()) return {};
+        const Torch& torch = Torch::get();
+        const py::object dtype = attribute(tensor, torch.dtype), shape = attribute(tensor, torch.shape);
+        const py::object strides = call(tensor, torch.stride);
+        const Py_ssize_t rank = PyTuple_GET_SIZE(strides.ptr());
+        metasd::Logits given;
+        given.data = address<const void>(tensor);
+        given.dtype = dtype.is(torch.float32)    ? metasd::DType::kFloat32
+                      : dtype.is(torch.bfloat16) ? metasd::DType::kBFloat16
+                                                 : metasd::DType::kFloat16;
+        given.vocab_size = to_integer(PyTuple_GET_ITEM(shape.ptr(), rank - 1));
+        given.stride_request = to_integer(PyTuple_GET_ITEM(strides.ptr(), 0));
+        given.stride_row = to_integer(PyTuple_GET_ITEM(strides.ptr(), rank - 2));
+        return given;
+    }
+
+  private:
+    std::pair<py::handle, py::handle> per_row() {
+        const py::handle pair = next();
+        if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) throw py::type_error("expected a PerRow");
+        return {PyTuple_GET_ITEM(pair.ptr(), 0), PyTuple_GET_ITEM(pair.ptr(), 1)};
+    }
+
+    // Null for None. With `num_rows`, a tensor [1] stands for that many values.
+    template <typename T>
+    const T* values(py::handle given, const py::object& dtype, std::int64_t num_rows = -1) {
+        if (given.is_none()) return nullptr;
+        const Torch& torch = Torch::get();
+        py::object tensor = py::reinterpret_borrow<py::object>(given);
+        if (num_rows >= 0 && to_integer(PyTuple_GET_ITEM(attribute(tensor, torch.shape).ptr(), 0)) != num_rows) {
+            tensor = tensor.attr("expand")(num_rows);
+        }
+        if (!attribute(tensor, torch.dtype).is(dtype) || !call(tensor, torch.is_contiguous).is(py::handle(Py_True))) {
+            tensor = tensor.attr("to")(dtype).attr("contiguous")();
+        }
+        if (tensor.ptr() != given.ptr()) kept_.push_back(tensor);
+        return address<const T>(tensor);
+    }
+
+    const py::tuple& fields_;
+    Py_ssize_t at_ = 0;
+    std::vector<py::object> kept_;
+};
+
+const metasd::TileKernels& kernels_of(const char* name) {
+    if (*name == '\0') return metasd::tile_kernels();
+    const metasd::TileKernels* kernels = metasd::tile_kernels_named(name);
+    if (kernels == nullptr) throw py::value_error("instruction set " + std::string(name) + " is not available here");
     return *kernels;
 }
 
-using FloatRows = std::pair<float, std::uintptr_t>;
-using IntRows = std::pair<std::int64_t, std::uintptr_t>;
-
-void verify(std::int64_t batch_size, std::int64_t num_positions, const LogitsTuple& target, const LogitsTuple& draft,
-            std::uintptr_t draft_token_ids, const FloatRows& temperature, const FloatRows& draft_temperature,
-            std::uintptr_t target_cutoff, std::uintptr_t draft_cutoff, std::uintptr_t num_draft_tokens,
-            std::uintptr_t cumulative, std::uintptr_t draft_to_target, bool is_map_sparse,
-            std::uintptr_t reward_length, bool is_block_rule, const IntRows& seed, const IntRows& offset,
-            std::uintptr_t uniform_samples, bool compute_tv, const std::array<std::uintptr_t, 7>& out,
-            std::int32_t num_threads, const std::string& instruction_set) {
+void verify(const py::tuple& inputs, const py::tuple& out, std::int32_t num_threads, const char* instruction_set) {
+    Inputs given(inputs, 20);
+    if (out.size() != 7) throw py::type_error("expected 7 outputs, got " + std::to_string(out.size()));
     metasd::VerifyArguments a;
-    a.batch_size = batch_size;
-    a.num_positions = num_positions;
-    a.target = to_logits(target);
-    a.draft = to_logits(draft);
-    a.draft_token_ids = pointer<const std::int64_t>(draft_token_ids);
-    a.temperature = per_request(temperature);
-    a.draft_temperature = per_request(draft_temperature);
-    a.target_cutoff = pointer<const float>(target_cutoff);
-    a.draft_cutoff = pointer<const float>(draft_cutoff);
-    a.num_draft_tokens = pointer<const std::int64_t>(num_draft_tokens);
-    a.cumulative = pointer<const std::int64_t>(cumulative);
-    a.draft_to_target = pointer<const std::int64_t>(draft_to_target);
-    a.is_map_sparse = is_map_sparse;
-    a.reward_length = pointer<const float>(reward_length);
-    a.is_block_rule = is_block_rule;
-    a.seed = per_request(seed);
-    a.offset = per_request(offset);
-    a.uniform_samples = pointer<const float>(uniform_samples);
-    a.compute_tv = compute_tv;
-    const metasd::VerifyResults r{pointer<std::int64_t>(out[0]), pointer<std::int32_t>(out[1]), pointer<float>(out[2]),
-                                  pointer<float>(out[3]),        pointer<float>(out[4]),        pointer<float>(out[5]),
-                                  pointer<std::int32_t>(out[6])};
+    a.batch_size = given.integer();
+    a.num_positions = given.integer();
+    a.target = given.logits();
+    a.draft_token_ids = given.integers();
+    a.draft = given.logits();
+    a.temperature = given.float_rows(a.batch_size);
+    a.draft_temperature = given.float_rows(a.batch_size);
+    a.target_cutoff = given.floats();
+    a.draft_cutoff = given.floats();
+    a.num_draft_tokens = given.integers();
+    a.cumulative = given.integers();
+    const py::handle map = PyTuple_GET_ITEM(inputs.ptr(), 11);
+    a.is_map_sparse = !map.is_none() && py::len(map.attr("shape")) > 1;
+    a.draft_to_target = given.integers();
+    a.reward_length = given.floats();
+    a.is_block_rule = given.is("block");
+    a.seed = given.integer_rows(a.batch_size);
+    a.offset = given.integer_rows(a.batch_size);
+    a.uniform_samples = given.floats();
+    a.compute_tv = given.truth();
+    const auto field = [&](Py_ssize_t index) { return py::handle(PyTuple_GET_ITEM(out.ptr(), index)); };
+    const metasd::VerifyResults r{address<std::int64_t>(field(0)), address<std::int32_t>(field(1)),
+                                  address<float>(field(2)),        address<float>(field(3)),
+                                  address<float>(field(4)),        address<float>(field(5)),
+                                  address<std::int32_t>(field(6))};
     const metasd::TileKernels& kernels = kernels_of(instruction_set);
-    py::gil_scoped_release release;
+    const py::gil_scoped_release release;
     metasd::verify_cpu(a, r, num_threads, kernels);
 }
 
-void sample(std::int64_t batch_size, const LogitsTuple& logits, const FloatRows& temperature, std::uintptr_t cutoff,
-            const IntRows& seed, const IntRows& offset, std::uint32_t position, std::uintptr_t uniform_samples,
-            std::uintptr_t out, std::int32_t num_threads, const std::string& instruction_set) {
+void sample(const py::tuple& inputs, const py::object& out, std::int32_t num_threads, const char* instruction_set) {
+    Inputs given(inputs, 7);
     metasd::SampleArguments a;
-    a.batch_size = batch_size;
-    a.logits = to_logits(logits);
-    a.temperature = per_request(temperature);
-    a.cutoff = pointer<const float>(cutoff);
-    a.seed = per_request(seed);
-    a.offset = per_request(offset);
-    a.position = position;
-    a.uniform_samples = pointer<const float>(uniform_samples);
+    a.batch_size = py::len(out);
+    a.logits = given.logits();
+    a.temperature = given.float_rows(a.batch_size);
+    a.cutoff = given.floats();
+    a.seed = given.integer_rows(a.batch_size);
+    a.offset = given.integer_rows(a.batch_size);
+    a.position = static_cast<std::uint32_t>(given.integer());
+    a.uniform_samples = given.floats();
+    auto* token_ids = address<std::int64_t>(out);
     const metasd::TileKernels& kernels = kernels_of(instruction_set);
-    py::gil_scoped_release release;
-    metasd::sample_cpu(a, pointer<std::int64_t>(out), num_threads, kernels);
+    const py::gil_scoped_release release;
+    metasd::sample_cpu(a, token_ids, num_threads, kernels);
 }
 
-void logit_cutoff(std::int64_t num_rows, const LogitsTuple& logits, const FloatRows& temperature, const IntRows& top_k,
-                  const FloatRows& top_p, const FloatRows& min_p, std::uintptr_t out, std::int32_t num_threads,
-                  const std::string& instruction_set) {
+void logit_cutoff(const py::tuple& inputs, const py::object& out, std::int32_t num_threads,
+                  const char* instruction_set) {
+    Inputs given(inputs, 5);
     metasd::CutoffArguments a;
-    a.num_rows = num_rows;
-    a.logits = to_logits(logits);
-    a.temperature = per_request(temperature);
-    a.top_k = per_request(top_k);
-    a.top_p = per_request(top_p);
-    a.min_p = per_request(min_p);
+    a.num_rows = py::len(out);
+    a.logits = given.logits();
+    a.temperature = given.float_rows(a.num_rows);
+    a.top_k = given.integer_rows(a.num_rows);
+    a.top_p = given.float_rows(a.num_rows);
+    a.min_p = given.float_rows(a.num_rows);
+    auto* cutoff = address<float>(out);
     const metasd::TileKernels& kernels = kernels_of(instruction_set);
-    py::gil_scoped_release release;
-    metasd::logit_cutoff_cpu(a, pointer<float>(out), num_threads, kernels);
+    const py::gil_scoped_release release;
+    metasd::logit_cutoff_cpu(a, cutoff, num_threads, kernels);
 }
 
 }  // namespace

@@ -57,10 +57,9 @@ class Layout {
     }
 
     const void* address(const Logits& logits, std::int64_t b, std::int64_t k, std::int64_t packed_row) const {
-        const std::int64_t size = logits.dtype == DType::kFloat32 ? 4 : 2;
         const std::int64_t element = a_.cumulative == nullptr ? b * logits.stride_request + k * logits.stride_row
                                                               : packed_row * logits.stride_row;
-        return static_cast<const char*>(logits.data) + element * size;
+        return static_cast<const char*>(logits.data) + element * size_of(logits.dtype);
     }
 
     const VerifyArguments& a_;

@@ -18,18 +18,18 @@ TileKernels kernels(const char* name);
 }
 #endif
 
+// Even the function that lists the loops of a set may hold its instructions: ask the processor before calling it.
 const TileKernels* tile_kernels_named(const char* name) {
 #ifdef METASD_X86
-    static const TileKernels with_avx512 = avx512::kernels("avx512");
-    static const TileKernels with_avx2 = avx2::kernels("avx2");
-    if (std::strcmp(name, "avx512") == 0) {
-        const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-        return here ? &with_avx512 : nullptr;
+    __builtin_cpu_init();  // some runtime libraries leave it to the caller
+    if (std::strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        static const TileKernels with_avx512 = avx512::kernels("avx512");
+        return &with_avx512;
     }
-    if (std::strcmp(name, "avx2") == 0) {
-        const bool here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-        return here ? &with_avx2 : nullptr;
+    if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        static const TileKernels with_avx2 = avx2::kernels("avx2");
+        return &with_avx2;
     }
 #endif
     static const TileKernels without = portable::kernels("portable");

@@ -4,63 +4,19 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-_Logits = tuple[int, int, int, int, int]  # address, dtype, vocabulary, stride of a request, stride of a row
-_Rows = tuple[float, int]  # the value for all requests, or the address of one for each
+from metasd_kernels.inputs import CutoffInputs, SampleInputs, VerifyInputs
+from metasd_kernels.outputs import VerifyOutput
 
-def verify(
-    batch_size: int,
-    num_positions: int,
-    target: _Logits,
-    draft: _Logits,
-    draft_token_ids: int,
-    temperature: _Rows,
-    draft_temperature: _Rows,
-    target_cutoff: int,
-    draft_cutoff: int,
-    num_draft_tokens: int,
-    cumulative: int,
-    draft_to_target: int,
-    is_map_sparse: bool,
-    reward_length: int,
-    is_block_rule: bool,
-    seed: _Rows,
-    offset: _Rows,
-    uniform_samples: int,
-    compute_tv: bool,
-    out: tuple[int, ...],
-    num_threads: int,
-    instruction_set: str,
-) -> None:
-    """`metasd_kernels.verify` on addresses, 0 for what is absent; `metasd_kernels.native` checks and converts."""
+def verify(inputs: VerifyInputs, out: VerifyOutput, num_threads: int, instruction_set: str, /) -> None:
+    """`metasd_kernels.verify` on checked inputs. `instruction_set`: as below, or "" for the best of this processor."""
 
-def sample(
-    batch_size: int,
-    logits: _Logits,
-    temperature: _Rows,
-    cutoff: int,
-    seed: _Rows,
-    offset: _Rows,
-    position: int,
-    uniform_samples: int,
-    out: int,
-    num_threads: int,
-    instruction_set: str,
-) -> None:
-    """`metasd_kernels.sample` on addresses."""
+def sample(inputs: SampleInputs, out: Tensor, num_threads: int, instruction_set: str, /) -> None:
+    """`metasd_kernels.sample` on checked inputs."""
 
-def logit_cutoff(
-    num_rows: int,
-    logits: _Logits,
-    temperature: _Rows,
-    top_k: _Rows,
-    top_p: _Rows,
-    min_p: _Rows,
-    out: int,
-    num_threads: int,
-    instruction_set: str,
-) -> None:
-    """`metasd_kernels.logit_cutoff` on addresses."""
+def logit_cutoff(inputs: CutoffInputs, out: Tensor, num_threads: int, instruction_set: str, /) -> None:
+    """`metasd_kernels.logit_cutoff` on checked inputs."""
 
 def instruction_set() -> str:
     """The vectorised loops that this processor gets: "portable", "avx2" or "avx512"."""

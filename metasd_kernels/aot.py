@@ -76,7 +76,7 @@ def recorded(num_processors: int) -> Iterator[list[Launch]]:
         mock.patch.object(verify, "verify_kernel", _Recorder(verify.verify_kernel, launches)),
         mock.patch.object(sample, "sample_kernel", _Recorder(sample.sample_kernel, launches)),
         mock.patch.object(cutoff, "cutoff_kernel", _Recorder(cutoff.cutoff_kernel, launches)),
-        mock.patch.object(verify, "processors", lambda device: num_processors),
+        mock.patch.object(verify, "processors", return_value=num_processors),
     ):
         yield launches
 
@@ -112,8 +112,8 @@ class Call:
         settings = PerRow(0.0, warmth), PerRow(0, seeds), PerRow(0, empty(1, dtype=torch.int64))
         temperature, seed, offset = settings
         if self.kind == "sample":
-            inputs = SampleInputs(empty(size, vocab), temperature, None, seed, offset, 3, None)
-            return kernels.sample(inputs, empty(size, dtype=torch.int64))
+            row = SampleInputs(empty(size, vocab), temperature, None, seed, offset, 3, None)
+            return kernels.sample(row, empty(size, dtype=torch.int64))
         if self.kind == "logit_cutoff":
             limits = PerRow(50), PerRow(0.9), PerRow(0.0)
             return kernels.logit_cutoff(CutoffInputs(empty(size, vocab), temperature, *limits), warmth)
@@ -263,7 +263,7 @@ def main() -> None:
     ]
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     for row in (head, *rows):
-        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         sys.stdout.write("  ".join(cells) + "\n")
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in reports], indent=1))

@@ -16,7 +16,9 @@ class Instruction:
 
 def read(code: str) -> list[Instruction]:
     """The instructions of one function, in the order of their addresses."""
-    lines, labels, source = [], {}, ""
+    lines: list[tuple[bool, str, str, str]] = []
+    labels: dict[str, int] = {}
+    source = ""
     for line in code.splitlines():
         if found := re.search(r'//## File "(?:[^"]*/)?([^"/]+)", line (\d+)', line):
             source = f"{found[1]}:{found[2]}:"

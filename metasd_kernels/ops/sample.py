@@ -53,11 +53,10 @@ def sample(
     kernels = _KNOWN.get(form) if form else None
     if kernels is None:
         _check(*given)
-        kernels = backends.resolve(backend, logits)
         if form:
-            _KNOWN[form] = kernels
+            kernels = _KNOWN[form] = backends.resolve(backend, logits)
     warmth, key, nonce = checks.as_temperature(temperature), checks.as_per_row(seed), checks.as_per_row(offset)
-    if form:  # nobody traces: the dispatcher would only cost time
+    if kernels:  # nobody traces: the dispatcher would only cost time
         result = _sample_fake(logits) if out is None else out
         kernels.sample(SampleInputs(logits, warmth, cutoff, key, nonce, position, uniform_samples), result)
         return result

@@ -103,8 +103,9 @@ def verify(
     form = form_of((*given[:12], any_int64(seed), any_int64(offset), *given[14:]))
     known = _KNOWN.get(form) if form else None
     if known is None:
-        size, kernels = _check(*given), backends.resolve(backend, target_logits, draft_logits)
-        if form and (cu_num_draft_tokens is None or max_num_draft_tokens is not None):
+        size = _check(*given)
+        kernels = backends.resolve(backend, target_logits, draft_logits) if form else None
+        if kernels and (cu_num_draft_tokens is None or max_num_draft_tokens is not None):
             _KNOWN[form] = size, kernels
     else:
         size, kernels = known
@@ -115,7 +116,7 @@ def verify(
     draft_warmth = warmth if draft_temperature is None else checks.as_temperature(draft_temperature)
     key, nonce = checks.as_per_row(seed), checks.as_per_row(offset)
     counters, partials = (workspace.counters, workspace.partials) if workspace is not None else (None, None)
-    if form:  # nobody traces: the dispatcher would only cost time
+    if kernels:  # nobody traces: the dispatcher would only cost time
         inputs = VerifyInputs(
             *size, target_logits, draft_token_ids, draft_logits, warmth, draft_warmth, target_cutoff, draft_cutoff,
             num_draft_tokens, cu_num_draft_tokens, draft_to_target, reward_length, rule, key, nonce, uniform_samples,
@@ -128,7 +129,8 @@ def verify(
         *size, checks.detached(target_logits), draft_token_ids, checks.detached(draft_logits),
         float(warmth.value), warmth.rows, float(draft_warmth.value), draft_warmth.rows,
         target_cutoff, draft_cutoff, num_draft_tokens, cu_num_draft_tokens, draft_to_target, reward_length, rule,
-        int(key.value), key.rows, int(nonce.value), nonce.rows, uniform_samples, compute_tv, counters, partials, backend,
+        int(key.value), key.rows, int(nonce.value), nonce.rows, uniform_samples, compute_tv, counters, partials,
+        backend,
     )  # fmt: skip
     if out is None:
         return VerifyOutput(*torch.ops.metasd.verify(*arguments))

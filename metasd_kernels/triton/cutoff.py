@@ -106,7 +106,9 @@ def cutoff_kernel(
         cutoff = largest
     else:
         if (count >= 1) & (count < V):
-            cutoff = smallest_within(row_ptr, V, lowest, largest, MINUS_INF, count.to(tl.float32), scale, False, SHIFT, TILE)
+            cutoff = smallest_within(
+                row_ptr, V, lowest, largest, MINUS_INF, count.to(tl.float32), scale, False, SHIFT, TILE
+            )
         if own_top_p < 1:
             total = 0.0
             for start in range(0, V, TILE):

@@ -32,7 +32,6 @@ from metasd_kernels.triton.device import (
     is_no_temperature,
     is_sampled,
     scale_of,
-    value_of,
 )
 from metasd_kernels.triton.draft import draft_tile
 

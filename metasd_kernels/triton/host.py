@@ -86,7 +86,9 @@ class Scratch:
             if self.partials.numel() < num_floats:
                 self.partials = torch.empty(2 * num_floats, dtype=torch.float32, device=self.partials.device)
         elif self.counters.numel() < num_counters or self.partials.numel() < num_floats:
-            refuse("workspace", "one made for the larger of both vocabularies", f"room for {self.partials.numel()} floats")
+            refuse(
+                "workspace", "one made for the larger of both vocabularies", f"room for {self.partials.numel()} floats"
+            )
         return self.counters, self.partials
 
 

@@ -174,8 +174,9 @@ def verify_kernel(
             draft_total = tl.sum(tl.sum(draft_e, 1), 0)
             if DRAFT == SPARSE:
                 # The list is short: every program reads all of it, and the first tile publishes its law.
-                list_max, list_sum, draft_flag = list_law(k, first, draft_ptr, draft_base, draft_stride_k,
-                                                          draft_cutoff_ptr, map_ptr, V_D, draft_scale, LIST)  # fmt: skip
+                list_max, list_sum, draft_flag = list_law(
+                    k, first, draft_ptr, draft_base, draft_stride_k, draft_cutoff_ptr, map_ptr, V_D, draft_scale, LIST
+                )
                 published_max = tl.where(tile == 0, list_max, MINUS_INF)
                 draft_total = tl.where(tile == 0, list_sum, 0.0)
             else:
@@ -213,9 +214,13 @@ def verify_kernel(
                         tl.store(plane(request_ptr, FLAGS, K, num_tiles) + here, (flag | 4).to(tl.float32))
                 if has_residual:
                     here_only = k + tl.arange(0, 1)
-                    row_max, row_sum = row_laws(request_ptr, TARGET_MAX, here_only, here_only >= 0, num_tiles, K, target_scale, TILES)
+                    row_max, row_sum = row_laws(
+                        request_ptr, TARGET_MAX, here_only, here_only >= 0, num_tiles, K, target_scale, TILES
+                    )
                     p_factor = _factor(largest, tl.sum(row_max, 0), tl.sum(row_sum, 0), target_scale)
-                    row_max, row_sum = row_laws(request_ptr, DRAFT_MAX, here_only, here_only >= 0, num_tiles, K, draft_scale, TILES)
+                    row_max, row_sum = row_laws(
+                        request_ptr, DRAFT_MAX, here_only, here_only >= 0, num_tiles, K, draft_scale, TILES
+                    )
                     q_factor = _factor(draft_largest, tl.sum(row_max, 0), tl.sum(row_sum, 0), draft_scale)
                     p, q = e * p_factor, draft_e * q_factor
                     # Not max(p - q, 0): that difference may be fused with a product, and equal laws leave a residue.

@@ -15,8 +15,8 @@ import pytest
 from metasd_kernels import launch
 from metasd_kernels.aot import CALLS
 
-# By call: launches, 128-bit loads at least (those of a tile: bytes / threads / 16, both laws), instructions an element at
-# most. Nothing may spill.
+# By call: launches; 128-bit loads at least (those of a tile: bytes / threads / 16, both laws); instructions an element
+# at most. Nothing may spill.
 LIMITS: dict[str, tuple[int, int, float]] = {
     "verify, dense": (1, 8, 60),
     "verify, dense, fp32": (1, 8, 85),
@@ -91,7 +91,10 @@ def test_compiled_code_keeps_its_limits(reports: list[dict[str, Any]], name: str
 
 def test_every_setting_is_compiled() -> None:
     """Catches a line of launch.py that no call here exercises; there are at most 12."""
-    used = {launch.verify_settings(call.vocab_size, is_heavy=call.rule == "block" or call.kind == "sparse") for call in CALLS}
+    used = {
+        launch.verify_settings(call.vocab_size, is_heavy=call.rule == "block" or call.kind == "sparse")
+        for call in CALLS
+    }
     assert used >= set(launch.VERIFY)
     assert len(launch.VERIFY) <= 12
     assert {call.name for call in CALLS} == set(LIMITS)
