@@ -30,12 +30,18 @@ def eager(target: Tensor, ids: Tensor, draft: Tensor) -> tuple[Tensor, ...]:
     row = torch.arange(len(ids), device=ids.device)
     width = ids.shape[1]
     recovered = residual[row, num_accepted.clamp(max=width - 1)]
-    law = torch.where((num_accepted == width).unsqueeze(-1), p[:, -1], recovered)
-    token = torch.multinomial(law, 1)
+    token = draw(torch.where((num_accepted == width).unsqueeze(-1), p[:, -1], recovered))
     position = torch.arange(width + 1, device=ids.device)
     tokens = torch.nn.functional.pad(ids, (0, 1)).masked_fill(position >= num_accepted.unsqueeze(-1), -1)
     tokens = tokens.scatter(-1, num_accepted.unsqueeze(-1), token)
     return tokens, num_accepted, tv, accept, expected, divergence
+
+
+def draw(law: Tensor) -> Tensor:
+    """`torch.multinomial`; on a GPU without its check, which waits for the device and so cannot be captured."""
+    if law.is_cuda:
+        return (law / torch.empty_like(law).exponential_()).argmax(-1, keepdim=True)
+    return torch.multinomial(law, 1)
 
 
 def transformers_sampling(target: Tensor, ids: Tensor, draft: Tensor) -> Any:
@@ -71,6 +77,7 @@ class Peer:
         has_tv: whether it computes the total variation distance.
         is_for_one: takes a single request only.
         needs_gpu: runs on a GPU only.
+        is_capturable: can be part of a CUDA graph; what waits for the device cannot.
         package: what must be importable.
     """
 
@@ -79,6 +86,7 @@ class Peer:
     has_tv: bool
     is_for_one: bool = False
     needs_gpu: bool = False
+    is_capturable: bool = True
     package: str = "torch"
 
     def obstacle(self, batch_size: int, device: str) -> str | None:
@@ -95,8 +103,15 @@ PEERS = {
     for peer in (
         Peer("torch eager", eager, has_tv=True),
         Peer("torch.compile", torch.compile(eager, dynamic=False), has_tv=True),
-        Peer("transformers", transformers_sampling, has_tv=False, is_for_one=True, package="transformers"),
-        Peer("flashspec", flashspec_step, has_tv=False, package="flashspec"),
+        Peer(
+            "transformers",
+            transformers_sampling,
+            has_tv=False,
+            is_for_one=True,
+            is_capturable=False,
+            package="transformers",
+        ),
+        Peer("flashspec", flashspec_step, has_tv=False, is_capturable=False, package="flashspec"),
         Peer("flashinfer + TV", flashinfer_chain, has_tv=True, needs_gpu=True, package="flashinfer"),
     )
 }

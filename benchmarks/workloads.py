@@ -57,7 +57,7 @@ class Workload:
         target_logits: `[B, K+1, V]`, one for each copy.
         draft_logits: `[B, K, V]`, likewise.
         draft_token_ids: `[B, K]` int64.
-        raw: each copy's bytes as fp32.
+        raw: the same bytes as fp32, a row for each copy.
     """
 
     shape: Shape
@@ -65,7 +65,7 @@ class Workload:
     target_logits: list[Tensor] = field(repr=False)
     draft_logits: list[Tensor] = field(repr=False)
     draft_token_ids: Tensor = field(repr=False)
-    raw: list[Tensor] = field(repr=False)
+    raw: Tensor = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.target_logits)
@@ -78,24 +78,24 @@ class Workload:
 
 def make_workload(shape: Shape, acceptance: str, memory: Tensor) -> Workload:
     """Fill `memory`, uint8 of some hundred MiB, with copies of one block. A later workload may use the same memory."""
-    generator = torch.Generator().manual_seed(0)
-    block = (shape.batch_size, shape.num_draft_tokens)
-    target = 3.0 * torch.randn(*block[:1], block[1] + 1, shape.vocab_size, generator=generator)
+    device = memory.device
+    generator = torch.Generator(device).manual_seed(0)
+    size = (shape.batch_size, shape.num_draft_tokens + 1, shape.vocab_size)
+    target = 3.0 * torch.randn(size, generator=generator, device=device)
     draft = target[:, :-1].clone()
     if acceptance == "tv 0.3":
-        draft += NOISE * torch.randn(draft.shape, generator=generator)
+        draft += NOISE * torch.randn(draft.shape, generator=generator, device=device)
     draft = draft.to(shape.dtype)
-    gumbel = -torch.empty(draft.shape).exponential_(generator=generator).log()
+    gumbel = -torch.empty(draft.shape, device=device).exponential_(generator=generator).log()
     ids = (draft.float() + gumbel).argmax(-1)
     if acceptance == "none":
         target[:, :-1].scatter_(-1, ids.unsqueeze(-1), -torch.inf)
-    ids = ids.to(memory.device)
 
     num_copies = max(memory.numel() // shape.num_bytes, 1)
     rows = memory[: num_copies * shape.num_bytes].view(shape.dtype).view(num_copies, -1)
     split = target.numel()
     targets = [row[:split].view(target.shape) for row in rows]
     drafts = [row[split:].view(draft.shape) for row in rows]
-    rows[:, :split] = target.to(memory.device, shape.dtype).flatten()
-    rows[:, split:] = draft.to(memory.device).flatten()
-    return Workload(shape, acceptance, targets, drafts, ids, list(rows.view(torch.float32)))
+    rows[:, :split] = target.to(shape.dtype).flatten()
+    rows[:, split:] = draft.flatten()
+    return Workload(shape, acceptance, targets, drafts, ids, rows.view(torch.float32))

@@ -142,12 +142,43 @@ bool is_forked = false;
 
 // The OpenMP runtime of the process, which is torch's, by the function that GCC calls for `#pragma omp parallel`. Its
 // threads are awake when a verification follows the target's forward pass; ours would have to fight them for the cores.
-using Parallel = void (*)(void (*function)(void*), void* data, unsigned num_threads, unsigned flags);
+// But all of them have to come by before a call is over, which takes milliseconds where other programs hold the cores.
+class OpenMP {
+  public:
+    bool is_usable() {
+        if (call_ == nullptr || is_forked) return false;  // it does not survive a fork
+        if (num_to_avoid_ == 0) return true;
+        --num_to_avoid_;
+        return false;
+    }
 
-Parallel openmp() {
-    static const auto found = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    return is_forked ? nullptr : found;  // OpenMP does not survive a fork
-}
+    void run(Job& job, std::int64_t num_threads) {
+        struct Part {
+            Job& job;
+            const std::thread::id caller = std::this_thread::get_id();
+            Clock::time_point end{};  // of the caller's part
+        } part{job};
+        const auto begin = Clock::now();
+        call_(
+            [](void* data) {
+                Part& own = *static_cast<Part*>(data);
+                own.job.take_tasks();
+                if (std::this_thread::get_id() == own.caller) own.end = Clock::now();
+            },
+            &part, static_cast<unsigned>(num_threads), 0);
+        const bool was_late = Clock::now() - part.end > kPatience + (part.end - begin);
+        if (was_late) num_to_avoid_ = kAvoided;
+    }
+
+  private:
+    static constexpr auto kPatience = std::chrono::microseconds(200);
+    static constexpr std::int32_t kAvoided = 1000;  // calls that use our own threads once OpenMP's were late
+
+    using Call = void (*)(void (*function)(void*), void* data, unsigned num_threads, unsigned flags);
+
+    const Call call_ = reinterpret_cast<Call>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    std::int32_t num_to_avoid_ = 0;
+};
 
 // In the child of a fork there are no helpers, and nobody who could give the pool back.
 void start_anew() {
@@ -179,8 +210,8 @@ void run_tasks(std::int64_t num_tasks, std::int32_t num_threads, TaskFunction ca
     const Turn turn;
     if (!turn.is_ours) {
         job.take_tasks();
-    } else if (const Parallel parallel = openmp(); parallel != nullptr) {
-        parallel([](void* data) { static_cast<Job*>(data)->take_tasks(); }, &job, static_cast<unsigned>(most), 0);
+    } else if (static OpenMP openmp; openmp.is_usable()) {
+        openmp.run(job, most);
     } else {
         if (pool == nullptr) pool = new Pool;
         pool->run(job, most - 1);

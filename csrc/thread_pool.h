@@ -1,5 +1,5 @@
-// Threads for work of some ten microseconds and more: those of the process's OpenMP runtime, or a pool of our own where
-// there is none.
+// Threads for work of some ten microseconds and more: those of the process's OpenMP runtime, or our own where there is
+// none or its threads come late.
 #pragma once
 
 #include <cstdint>
