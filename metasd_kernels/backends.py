@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -75,6 +76,9 @@ def _triton_obstacle(device_type: str) -> str | None:
         return "TRITON_INTERPRET is set" if os.environ.get("TRITON_INTERPRET") == "1" else None
     if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "it runs on a GPU; TRITON_INTERPRET=1 runs it in Triton's interpreter, for tests"
+    language = sys.modules.get("triton.language.standard")
+    if language is not None and type(language.cdiv).__name__ != "InterpretedFunction":
+        return "triton was imported before TRITON_INTERPRET was set"
     return None if device_type == "cpu" else f"it has no kernels for {device_type}"
 
 

@@ -1,13 +1,6 @@
 """One fixture, `ops`, runs the contract tests over every backend and device that can run here."""
 
-import os
-
 import pytest
-import torch
-
-if not torch.cuda.is_available():  # before the kernels are imported
-    os.environ["TRITON_INTERPRET"] = "1"
-
 from op_runner import Ops, usable
 from quick_interpreter import make_quick
 
