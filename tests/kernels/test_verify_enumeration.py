@@ -26,6 +26,14 @@ MODELS = {
     "V3 K2, close": (ToyModel(3, 3, seed=7), ToyModel(3, 2, seed=7, temperature=1.1)),
     "V3 K2, greedy target": (ToyModel(3, 3, seed=8, temperature=0.0), ToyModel(3, 2, seed=9)),
 }
+
+
+@pytest.fixture
+def ops(fast_ops: Ops) -> Ops:
+    """Thousands of blocks a law: too many for Triton's interpreter."""
+    return fast_ops
+
+
 both_rules = pytest.mark.parametrize("rule", RULES)
 all_models = pytest.mark.parametrize(("target", "drafter"), MODELS.values(), ids=MODELS)
 
