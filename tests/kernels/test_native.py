@@ -47,14 +47,16 @@ def same_bits(have: VerifyOutput, want: VerifyOutput) -> bool:
 SHAPES = {"many rows": (5, 3, 5000), "few rows": (1, 1, 40_000), "one row": (1, 0, 151_936)}
 
 
-@pytest.mark.parametrize("kind", ["point", "dense", "wider", "reduced", "sparse"])
+KINDS = ("point", "dense", "wider", "reduced", "sparse")
+# Without drafts there is nothing to map.
+SHAPED = [(shape, kind) for shape in SHAPES for kind in (KINDS if SHAPES[shape][1] else KINDS[:3])]
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_same_bits_for_any_number_of_threads(shape: tuple[int, int, int], rule: str, kind: str) -> None:
+@pytest.mark.parametrize(("shape", "kind"), SHAPED)
+def test_same_bits_for_any_number_of_threads(shape: str, rule: str, kind: str) -> None:
     """Catches sums in an order that depends on who computes them, and parts of a row that are lost or counted twice."""
-    batch_size, num_draft_tokens, vocab_size = shape
-    if num_draft_tokens == 0 and kind in ("reduced", "sparse"):
-        pytest.skip("no draft to map")
+    batch_size, num_draft_tokens, vocab_size = SHAPES[shape]
     for seed in range(4):
         case = make_case(
             seed, rule=rule, kind=kind, batch_size=batch_size, num_draft_tokens=num_draft_tokens, vocab_size=vocab_size,

@@ -139,7 +139,7 @@ def test_cutoff_agrees_with_the_naive_one(ops: Ops, vocab_size: int, dtype: torc
         want, is_tie = naive_cutoff(logits[row].double().numpy(), *settings)
         num_ties += is_tie
         assert is_tie or float(out[row]) == want, (row, settings)
-    assert num_ties <= 6
+    assert num_ties <= max(rows // 20, 1)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
