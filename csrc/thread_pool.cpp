@@ -19,8 +19,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // A helper looks out for the next call that long before it sleeps: the stages of one call follow within microseconds,
-// and so do calls in a tight loop. Longer would burn a core between two rounds of decoding.
-constexpr auto kLookOut = std::chrono::microseconds(50);
+// calls in a tight loop within some tens more, and to be woken takes about as long as a small call. Longer would burn a
+// core between two rounds of decoding.
+constexpr auto kLookOut = std::chrono::microseconds(150);
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -142,7 +143,8 @@ bool is_forked = false;
 
 // The OpenMP runtime of the process, which is torch's, by the function that GCC calls for `#pragma omp parallel`. Its
 // threads are awake when a verification follows the target's forward pass; ours would have to fight them for the cores.
-// But all of them have to come by before a call is over, which takes milliseconds where other programs hold the cores.
+// But all of them have to come by before a call is over, which takes milliseconds where other programs hold the cores:
+// after a late one our own threads take over for a while, the longer the more often that happens.
 class OpenMP {
   public:
     bool is_usable() {
@@ -166,18 +168,24 @@ class OpenMP {
                 if (std::this_thread::get_id() == own.caller) own.end = Clock::now();
             },
             &part, static_cast<unsigned>(num_threads), 0);
-        const bool was_late = Clock::now() - part.end > kPatience + (part.end - begin);
-        if (was_late) num_to_avoid_ = kAvoided;
+        if (Clock::now() - part.end > kPatience + (part.end - begin)) {
+            num_to_avoid_ = pause_;
+            pause_ = std::min(2 * pause_, kLongestPause);
+            num_in_time_ = 0;
+        } else if (++num_in_time_ == kTrusted) {
+            pause_ = kShortestPause;
+        }
     }
 
   private:
     static constexpr auto kPatience = std::chrono::microseconds(200);
-    static constexpr std::int32_t kAvoided = 1000;  // calls that use our own threads once OpenMP's were late
+    // In calls: those that our own threads do after a late one, and those in time after which all is forgiven.
+    static constexpr std::int32_t kShortestPause = 4, kLongestPause = 1024, kTrusted = 64;
 
     using Call = void (*)(void (*function)(void*), void* data, unsigned num_threads, unsigned flags);
 
     const Call call_ = reinterpret_cast<Call>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    std::int32_t num_to_avoid_ = 0;
+    std::int32_t num_to_avoid_ = 0, pause_ = kShortestPause, num_in_time_ = 0;
 };
 
 // In the child of a fork there are no helpers, and nobody who could give the pool back.
