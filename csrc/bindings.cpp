@@ -1,5 +1,6 @@
 // The only file that knows pybind11: converts Python arguments and nothing else. Contracts: metasd_kernels/_C.pyi.
 #include <pybind11/pybind11.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ngram_table.h"
 #include "suffix_automaton.h"
 #include "verify_cpu.h"
 
@@ -90,6 +92,50 @@ py::tuple draft(const SuffixAutomaton& automaton, std::int32_t max_tokens, std::
     const metasd::SuffixDraft result = automaton.draft(max_tokens, min_match);
     return py::make_tuple(result.token_ids, result.probabilities, result.match_length);
 }
+
+// A table over arrays of Python's, which it keeps alive.
+class BoundNgramTable {
+  public:
+    explicit BoundNgramTable(const py::sequence& levels) : table_(views(levels)), owner_(levels) {}
+
+    std::pair<std::int32_t, std::int32_t> law(const std::vector<std::int32_t>& context,
+                                              py::array_t<std::int64_t, py::array::c_style>& ids,
+                                              py::array_t<float, py::array::c_style>& logits) const {
+        if (ids.ndim() != 1 || logits.ndim() != 1 || ids.size() != logits.size()) {
+            throw py::value_error("ids and logits: expected one dimension and the same length");
+        }
+        const auto size = static_cast<std::size_t>(ids.size());
+        const metasd::NgramLaw law = table_.law(context, {ids.mutable_data(), size}, {logits.mutable_data(), size});
+        return {law.num_listed, law.match_length};
+    }
+
+    std::int32_t max_context() const { return table_.max_context(); }
+
+  private:
+    template <typename Value>
+    static std::span<const Value> view(const py::handle& object) {
+        if (!py::isinstance<py::array_t<Value, py::array::c_style>>(object)) {
+            throw py::value_error("levels: expected contiguous arrays: uint32 keys and starts, int32 ids, uint16 counts");
+        }
+        const auto array = py::reinterpret_borrow<py::array_t<Value, py::array::c_style>>(object);
+        if (array.ndim() != 1) throw py::value_error("levels: expected arrays of one dimension");
+        return {array.data(), static_cast<std::size_t>(array.size())};
+    }
+
+    static std::vector<metasd::NgramLevel> views(const py::sequence& levels) {
+        std::vector<metasd::NgramLevel> found;
+        for (const py::handle level : levels) {
+            const auto parts = py::cast<py::tuple>(level);
+            if (parts.size() != 4) throw py::value_error("levels: expected (keys, starts, ids, counts) for each");
+            found.push_back({view<std::uint32_t>(parts[0]), view<std::uint32_t>(parts[1]), view<std::int32_t>(parts[2]),
+                             view<std::uint16_t>(parts[3])});
+        }
+        return found;
+    }
+
+    metasd::NgramTable table_;
+    py::object owner_;
+};
 
 // What the ops need to know of torch. Looked up once: a small verification takes two microseconds in all.
 struct Torch {
@@ -308,4 +354,9 @@ PYBIND11_MODULE(_C, module) {
         .def("num_states", &SuffixAutomaton::num_states)
         .def("memory_bytes", &SuffixAutomaton::memory_bytes)
         .def("clear", &SuffixAutomaton::clear);
+
+    py::class_<BoundNgramTable>(module, "NgramTable")
+        .def(py::init<const py::sequence&>(), py::arg("levels"))
+        .def("law", &BoundNgramTable::law, py::arg("context"), py::arg("ids").noconvert(), py::arg("logits").noconvert())
+        .def("max_context", &BoundNgramTable::max_context);
 }

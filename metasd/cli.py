@@ -1,23 +1,30 @@
-"""The command line: `metasd generate | check | info`. Exit codes: 0, 1 (failure), 2 (usage)."""
+"""The command line: `metasd generate | check | train | info`. Exit codes: 0, 1 (failure), 2 (usage)."""
 
-import json
-import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.status import Status
 
 from metasd import check as checks
 from metasd import report
+from metasd.cli_train import train
 from metasd.config import SamplingParams
+from metasd.console import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    TargetOption,
+    err,
+    line,
+    log_to,
+    out,
+    progress,
+    status,
+    write_json,
+)
 from metasd.core import MetaSDError, UsageError, jsonable, refuse
 from metasd.engine import MetaSD
 from metasd.metrics import GenerationResult
@@ -29,17 +36,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Multi-drafter speculative decoding: one target, a pool of drafters, a bandit that picks one each round.",
 )
-out, err = Console(), Console(stderr=True)
-
-TargetOption = Annotated[
-    str, typer.Option(help='Target: "demo", a folder, or a hub id of a causal transformers model.')
-]
 DraftersOption = Annotated[
     str, typer.Option(help="The pool: names, folders or hub ids, separated by commas; options as name:key=value.")
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write everything that is printed to this file.")]
 
 
 @app.command()
@@ -96,16 +95,16 @@ def generate(
     result = _answer(engine, question, params, stream)
     plain = None
     if compare_plain:
-        with _status("decoding without drafts, for comparison"):
+        with status("decoding without drafts, for comparison"):
             plain = engine.generate_plain(question, params)
     out.print(report.arm_table(result))
     if profile:
         out.print(report.profile_table(result))
-    _line(report.speed_line("pool ", result))
+    line(report.speed_line("pool ", result))
     if plain is not None:
-        _line(report.speed_line("plain", plain))
-        _line(report.comparison_line(result, plain, params.law.is_greedy))
-    _write_json(
+        line(report.speed_line("plain", plain))
+        line(report.comparison_line(result, plain, params.law.is_greedy))
+    write_json(
         json_file,
         {"result": report.result_json(result), "plain": report.result_json(plain) if plain else None},
     )
@@ -132,7 +131,7 @@ def check(
     on_chat = engine.tokenizer.chat_template is not None
     greedy: list[checks.GreedyOutcome] = []
     laws: list[checks.LawOutcome] = []
-    with _progress() as bar:
+    with progress() as bar:
         task = bar.add_task("greedy answers", total=len(records))
         for record in records:
             greedy.extend(checks.check_greedy(engine, record.text, max_new_tokens, on_chat))
@@ -148,18 +147,21 @@ def check(
         if not outcome.is_equal:
             kind = "near-tie" if outcome.is_near_tie else "DIFFERENT"
             where = f"token {outcome.position} against {outcome.reference}, margin {outcome.margin:.2e}"
-            _line(f"{kind}: {where}: {outcome.prompt[:60]!r}")
+            line(f"{kind}: {where}: {outcome.prompt[:60]!r}")
     if laws:
         out.print(report.law_table(laws))
     elif num_laws:
-        _line("law not tested: no drafter had anything to propose behind these prompts")
+        line("law not tested: no drafter had anything to propose behind these prompts")
     failed = sum(not (outcome.is_equal or outcome.is_near_tie) for outcome in greedy)
     failed += sum(not outcome.is_passed for outcome in laws)
     verdict = "lossless: every check passed" if not failed else f"NOT lossless: {failed} checks failed"
-    _line(verdict)
-    _write_json(json_file, {"greedy": jsonable(greedy), "laws": jsonable(laws), "failed": failed, "verdict": verdict})
+    line(verdict)
+    write_json(json_file, {"greedy": jsonable(greedy), "laws": jsonable(laws), "failed": failed, "verdict": verdict})
     if failed:
         raise typer.Exit(1)
+
+
+app.command()(train)
 
 
 @app.command()
@@ -167,7 +169,7 @@ def info(json_file: JsonOption = None) -> None:
     """Versions, devices, backends and why one is not available, cache folders."""
     facts = report.environment()
     out.print(report.environment_table(facts))
-    _write_json(json_file, facts)
+    write_json(json_file, facts)
 
 
 def _prompt_text(prompt: str | None, prompt_file: Path | None) -> str:
@@ -195,66 +197,27 @@ def _block_length(given: str | None) -> int | str | None:
 
 def _load(target: str, drafters: str, preset: str | None, **options: Any) -> MetaSD:
     given = {name: value for name, value in options.items() if value is not None}
-    with _status(f"loading {target}") as status, _log_to(status):
+    with status(f"loading {target}") as shown, log_to(shown):
         return MetaSD.from_pretrained(target, drafters=drafters, preset=preset, **given)
 
 
 def _answer(engine: MetaSD, question: Any, params: SamplingParams, stream: bool) -> GenerationResult:
-    status = _status("reading the prompt")
-    status.start()
+    shown = status("reading the prompt")
+    shown.start()
     try:
         pieces = engine.stream(question, params)
         for piece in pieces:
             if stream:
-                status.stop()
+                shown.stop()
                 out.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
     finally:
-        status.stop()
+        shown.stop()
     result = pieces.result
     assert result is not None
     if not stream:
         out.print(result.text, end="", markup=False, highlight=False, soft_wrap=True)
     out.print(f"\n[dim]({result.finish_reason})[/dim]\n")
     return result
-
-
-def _line(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _status(text: str) -> Status:
-    return err.status(text)
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=err, transient=True)
-
-
-@contextmanager
-def _log_to(status: Status) -> Iterator[None]:
-    """Show the packages' log lines above the status line."""
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            status.console.print(record.getMessage(), markup=False, highlight=False)
-
-    logger, handler = logging.getLogger("metasd"), Handler()
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-
-
-def _write_json(path: Path | None, facts: dict[str, Any]) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise MetaSDError(f"--json: cannot write {str(path)!r}: {error.strerror}") from None
 
 
 def _quiet_libraries() -> None:

@@ -143,6 +143,7 @@ class Request:
     prompt_ids: Sequence[int]
     law: SamplingLaw
     max_num_tokens: int  # prompt and answer together
+    features: Tensor | None = None  # [P-1, F] the target's of all prompt tokens but the last, for a white-box drafter
 
 
 def jsonable(value: Any) -> Any:

@@ -202,11 +202,11 @@ class MetaSD:
         seed = int(torch.randint(2**63 - 1, ())) if params.seed is None else params.seed
         key = (seed + index * _SEED_STEP) % 2**63
         begin = time.perf_counter()
-        target.start(prompt_ids)
+        features = target.start(prompt_ids, pool.feature_layers)
         prefill_seconds = time.perf_counter() - begin
         if not is_plain:
             self._calibrate(prompt_ids[-1], len(prompt_ids))
-        pool.reset(Request(tuple(prompt_ids), params.law, len(prompt_ids) + params.max_new_tokens))
+        pool.reset(Request(tuple(prompt_ids), params.law, len(prompt_ids) + params.max_new_tokens), features)
         sequence = rounds.Sequence(
             target=target,
             pool=pool,

@@ -2,9 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
 
 from metasd.core import Offer, Request
 from metasd.drafters import Drafter
+from metasd.features import FeatureBuffer
 
 
 class Pool:
@@ -18,17 +22,29 @@ class Pool:
         self.drafters = dict(drafters)
         self.active: str | None = None
 
+        wanted = {layer: None for drafter in self.drafters.values() for layer in drafter.feature_layers}
+        self.feature_layers = tuple(wanted)
+        self._features = FeatureBuffer(self.feature_layers)
+
     @property
     def arms(self) -> tuple[str, ...]:
         return tuple(self.drafters)
 
-    def reset(self, request: Request) -> None:
-        """Start a sequence."""
+    def reset(self, request: Request, features: Mapping[int, Tensor] | None = None) -> None:
+        """Start a sequence.
+
+        Args:
+            request: prompt and law.
+            features: the target's `[1, P-1, H]` by layer, of all prompt tokens but the last, which it has not read.
+        """
         self._tokens = list(request.prompt_ids)
         self._num_seen = dict.fromkeys(self.drafters, len(self._tokens))
         self.active = None
-        for drafter in self.drafters.values():
-            drafter.reset(request)
+        self._features = FeatureBuffer(self.feature_layers)
+        if len(self._tokens) > 1:
+            self._features.append(features or {}, len(self._tokens) - 1)
+        for name, drafter in self.drafters.items():
+            drafter.reset(replace(request, features=self._features_behind(name, 0)))
 
     def offers(self, max_num_draft_tokens: int) -> dict[str, Offer]:
         """What the arms that are awake could draft now, from committed tokens only."""
@@ -51,15 +67,33 @@ class Pool:
         self.active = arm
         return drafter, time.perf_counter() - start, switched
 
-    def commit(self, arm: str, token_ids: Sequence[int], num_rejected: int) -> None:
-        """Take a round's tokens: the active arm forgets what was rejected, followers get the rest."""
+    def commit(
+        self, arm: str, token_ids: Sequence[int], num_rejected: int, features: Mapping[int, Tensor] | None = None
+    ) -> None:
+        """Take a round's tokens: the active arm forgets what was rejected, followers get the rest.
+
+        Args:
+            arm: whose draft it was.
+            token_ids: what the round yielded.
+            num_rejected: draft tokens that were not accepted.
+            features: the target's `[1, M, H]` by layer, row i of the token before `token_ids[i]`.
+        """
         if num_rejected:
             self.drafters[arm].rewind(num_rejected)
         self._tokens.extend(token_ids)
+        self._features.append(features or {}, len(token_ids))
         for name, drafter in self.drafters.items():
             if drafter.follows:
                 self._catch_up(name)
 
     def _catch_up(self, arm: str) -> None:
-        self.drafters[arm].commit(self._tokens[self._num_seen[arm] :])
+        start = self._num_seen[arm]
+        self.drafters[arm].commit(self._tokens[start:], self._features_behind(arm, max(start - 1, 0)))
         self._num_seen[arm] = len(self._tokens)
+
+    def _features_behind(self, arm: str, start: int) -> Tensor | None:
+        """Those of tokens `start` to the last but one: what comes behind them is known."""
+        layers = self.drafters[arm].feature_layers
+        if not layers or len(self._tokens) < 2:
+            return None
+        return self._features.rows(layers, start, len(self._tokens) - 1)

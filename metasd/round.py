@@ -73,7 +73,7 @@ def play_round(sequence: Sequence) -> Round:
     num_draft, num_accepted = draft.num_tokens if draft else 0, verdict.num_accepted_tokens
     token_ids = verdict.output_token_ids
     target.rewind(num_draft - num_accepted)
-    pool.commit(choice.arm, token_ids, num_draft - num_accepted)
+    pool.commit(choice.arm, token_ids, num_draft - num_accepted, target.take_features())
     sequence.pipeline.commit(token_ids)
     sequence.last_token = token_ids[-1]
 

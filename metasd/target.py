@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from metasd import demo
 from metasd.cache import ModelCache
 from metasd.core import MetaSDError, refuse
+from metasd.features import FeatureTap
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +121,8 @@ class Target:
         self.lock = threading.Lock()
         self._cache = ModelCache(model, "target")
         self._scoring = scoring
+        self._taps: dict[tuple[int, ...], FeatureTap] = {}
+        self._tap: FeatureTap | None = None
         self.device = self._cache.device
         config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = config.vocab_size
@@ -177,11 +180,39 @@ class Target:
             raise refuse("prompt", "messages that fit the target's chat template", f"its error {error}") from error
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def start(self, prompt_ids: Sequence[int]) -> None:
-        """Forget the last sequence and read a prompt, all but its last token: that one begins the first round."""
+    def start(self, prompt_ids: Sequence[int], feature_layers: tuple[int, ...] = ()) -> dict[int, Tensor]:
+        """Forget the last sequence and read a prompt, all but its last token: that one begins the first round.
+
+        Args:
+            prompt_ids: P of them.
+            feature_layers: the hidden states to keep, here and in `score`, in the numbering of `metasd.features`.
+
+        Returns:
+            `[1, P-1, H]` for each of these layers.
+        """
         self._cache.clear()
+        self._tap = self._tap_on(feature_layers)
         if len(prompt_ids) > 1:
-            self._cache.feed(torch.tensor([prompt_ids[:-1]], device=self.device), 1)
+            self._feed(torch.tensor([prompt_ids[:-1]], device=self.device), 1)
+        return self.take_features()
+
+    def take_features(self) -> dict[int, Tensor]:
+        """`[1, M, H]` for each layer asked for at the start, of the M tokens that were read last."""
+        return self._tap.take() if self._tap else {}
+
+    def _tap_on(self, layers: tuple[int, ...]) -> FeatureTap | None:
+        if layers and layers not in self._taps:
+            self._taps[layers] = FeatureTap(self.model, layers)
+        return self._taps.get(layers)
+
+    def _feed(self, token_ids: Tensor, num_logits: int) -> Tensor:
+        if self._tap is None:
+            return self._cache.feed(token_ids, num_logits)
+        self._tap.is_on = True
+        try:
+            return self._cache.feed(token_ids, num_logits)
+        finally:
+            self._tap.is_on = False
 
     def score(self, token_ids: Tensor) -> Tensor:
         """Logits `[1, M, V]` behind each of the new tokens `[1, M]`.
@@ -189,9 +220,10 @@ class Target:
         With `scoring="row"` each position has a forward pass of its own: slower, rounded exactly as in plain decoding.
         """
         num_tokens = token_ids.shape[1]
+        self.take_features()  # of a forward pass that nobody asked about
         if self._scoring == "row":
-            return torch.cat([self._cache.feed(token_ids[:, k : k + 1], 1) for k in range(num_tokens)], dim=1)
-        return self._cache.feed(token_ids, num_tokens)
+            return torch.cat([self._feed(token_ids[:, k : k + 1], 1) for k in range(num_tokens)], dim=1)
+        return self._feed(token_ids, num_tokens)
 
     def rewind(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` scored tokens."""

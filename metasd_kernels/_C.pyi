@@ -102,3 +102,44 @@ class SuffixAutomaton:
 
     def clear(self) -> None:
         """Forget the text."""
+
+class NgramTable:
+    """An n-gram language model's counts in flat arrays, which may be those of a mapped file, and its law.
+
+    Interpolated from the shortest context to the longest: with c the count of a context and d the number of its
+    different continuations, p_n(x) = (count(x) + d p_{n-1}(x)) / (c + d).
+
+    Source: Witten and Bell, "The zero-frequency problem", 1991 (method C).
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int32], NDArray[np.uint16]]],
+    ) -> None:
+        """Take the arrays as they are; they are kept alive.
+
+        Args:
+            levels: (keys, starts, ids, counts) of the contexts of 0, 1, ... tokens: `[C]` hashes, ascending; `[C+1]`,
+                where each context's continuations begin; `[E]` their token ids and counts, the most frequent first.
+
+        Raises:
+            ValueError: an array has another type, or the arrays of a level do not fit together.
+        """
+
+    def law(self, context: Sequence[int], ids: NDArray[np.int64], logits: NDArray[np.float32]) -> tuple[int, int]:
+        """Write the law behind `context` over the tokens listed for it, at most S, renormalised.
+
+        Args:
+            context: token ids; the last `max_context()` count.
+            ids, logits: `[S]`, written: distinct ids, the most probable first, with log-probabilities; unused slots get
+                -1 and -inf.
+
+        Returns:
+            the number of listed tokens, and of the tokens of the longest known context.
+
+        Raises:
+            ValueError: `ids` and `logits` do not have one dimension and the same length.
+        """
+
+    def max_context(self) -> int:
+        """Tokens of the longest contexts."""

@@ -114,6 +114,12 @@ def plain_greedy(
     return ids[0, len(prompt) :].tolist()
 
 
+def toy_features(tokens: Sequence[int], layer: int = -1) -> Tensor:
+    """`[M, 48]`, what a table target "thinks" of each token at a layer."""
+    table = torch.randn(VOCAB_SIZE, 48, generator=torch.Generator().manual_seed(100 + layer))
+    return table[list(tokens)]
+
+
 class NoTokenizer:
     """Text for targets without one: each token is a letter."""
 
@@ -150,11 +156,20 @@ class TableTarget(Target):
         """Logits `[V]` behind these tokens."""
         return self.table[tuple(tokens[1 - self.table.dim() :])]
 
-    def start(self, prompt_ids: Sequence[int]) -> None:
-        self.tokens = list(prompt_ids[:-1])
+    def start(self, prompt_ids: Sequence[int], feature_layers: tuple[int, ...] = ()) -> dict[int, Tensor]:
+        self.tokens, self.layers = list(prompt_ids[:-1]), feature_layers
+        return self.features(self.tokens)
+
+    def take_features(self) -> dict[int, Tensor]:
+        return self.features(self.last_read)
+
+    def features(self, tokens: Sequence[int]) -> dict[int, Tensor]:
+        """`[1, M, H]` for each layer asked for: a fixed row for each token."""
+        return {layer: toy_features(tokens, layer).unsqueeze(0) for layer in self.layers if tokens}
 
     def score(self, token_ids: Tensor) -> Tensor:
         self.num_forwards += 1
+        self.last_read = token_ids[0].tolist()
         rows = []
         for token in token_ids[0].tolist():
             self.tokens.append(token)

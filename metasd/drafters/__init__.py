@@ -1,6 +1,7 @@
 """Drafters: one file each, registered here by name. A new one is a file with a class and a line in this table."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metasd.core import NULL_ARM, UsageError, refuse
@@ -17,6 +18,8 @@ DRAFTERS = Registry(
         "ngram": "metasd.drafters.ngram:NgramDrafter",
         "suffix": "metasd.drafters.suffix:SuffixDrafter",
         "lm": "metasd.drafters.lm:LMDrafter",
+        "eagle": "metasd.drafters.eagle.drafter:EagleDrafter",
+        "ngram-lm": "metasd.drafters.ngram_lm:NgramLMDrafter",
     },
 )
 DEMO_POOL = ("ngram", "suffix")
@@ -76,8 +79,18 @@ def _is_path(spec: str) -> bool:
     return "/" in spec or spec.startswith(".")
 
 
+def _kind_of(path: str) -> str:
+    """What lies at a path: a file of counts, an EAGLE head, or else a causal model."""
+    from metasd.drafters.eagle.checkpoint import is_eagle_folder
+
+    place = Path(path).expanduser()
+    if place.suffix == ".safetensors":
+        return "ngram-lm"
+    return "eagle" if place.is_dir() and is_eagle_folder(place) else "lm"
+
+
 def _load_one(spec: str, target: "Target") -> Drafter:
     is_path = spec.partition(":")[0] not in DRAFTERS and _is_path(spec)  # a path may contain a colon
-    name, options = ("lm", {"path": spec}) if is_path else parse_spec(spec)
+    name, options = (_kind_of(spec), {"path": spec}) if is_path else parse_spec(spec)
     drafter: Drafter = DRAFTERS.load(name).from_options(target, options)
     return drafter

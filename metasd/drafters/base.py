@@ -27,7 +27,8 @@ class Drafter(ABC):
 
     Attributes:
         name: the arm's name.
-        requires_features: whether `commit` needs the target's hidden states of the committed tokens.
+        feature_layers: which hidden states of the target `reset` and `commit` need, in the numbering of
+            `metasd.features`; none for a black-box drafter.
         follows: whether the drafter takes every round's tokens at once, for next to nothing; others catch up when they
             are activated.
         context_length: the most tokens, draft included, that it can follow; beyond them it is offered no room.
@@ -36,7 +37,7 @@ class Drafter(ABC):
     """
 
     name: str
-    requires_features: ClassVar[bool] = False
+    feature_layers: tuple[int, ...] = ()
     follows: ClassVar[bool] = False
     context_length: int = 1 << 62
     nominal_cost: float = 0.0
@@ -70,6 +71,11 @@ class Drafter(ABC):
             raise refuse(f"drafter {cls.__name__}", f"the option {missing[0]}", "none")
         return cls(target, **given)
 
+    @property
+    def requires_features(self) -> bool:
+        """Whether the target's hidden states are needed: a white-box drafter."""
+        return bool(self.feature_layers)
+
     @abstractmethod
     def reset(self, request: Request) -> None:
         """Forget everything and read the prompt of a new request."""
@@ -91,7 +97,13 @@ class Drafter(ABC):
 
     @abstractmethod
     def commit(self, token_ids: Sequence[int], features: Tensor | None = None) -> None:
-        """Take tokens that became part of the sequence; those of the last draft that were accepted come again."""
+        """Take tokens that became part of the sequence; those of the last draft that were accepted come again.
+
+        Args:
+            token_ids: m of them.
+            features: `[m, F]`, row i the target's hidden states (`feature_layers` side by side) of the token before
+                `token_ids[i]`; None for a black-box drafter.
+        """
 
     def rewind(self, num_tokens: int) -> None:  # noqa: B027 - optional
         """Forget the last `num_tokens` tokens of the last draft: they were rejected. Comes before `commit`."""

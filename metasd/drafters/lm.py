@@ -10,7 +10,7 @@ from torch import Tensor
 from metasd.cache import ModelCache
 from metasd.core import Coins, Draft, MetaSDError, Offer, Position, Request
 from metasd.drafters.base import Drafter
-from metasd_kernels import logit_cutoff, sample
+from metasd.drafters.drawing import BlockDrawing, check_scale, own_law
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -23,15 +23,24 @@ class LMDrafter(Drafter):
         target: what it drafts for.
         path: folder or hub id of the model.
         name: of the arm; by default the last part of the path.
+        temperature_scale: it draws at the request's temperature times this.
         model, tokenizer: a ready transformers model instead; then `path` is only its name.
 
     Raises:
         MetaSDError: the model cannot be loaded, has another tokenizer than the target, or a cache that cannot rewind.
     """
 
-    def __init__(self, target: "Target", path: str, name: str = "", model: Any = None, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        target: "Target",
+        path: str,
+        name: str = "",
+        temperature_scale: float = 1.0,
+        model: Any = None,
+        tokenizer: Any = None,
+    ) -> None:
         super().__init__(target)
-        self.name = name or Path(path).name or path
+        self.name, self._scale = name or Path(path).name or path, check_scale(temperature_scale)
         if model is None:
             from metasd.target import load_model
 
@@ -46,7 +55,7 @@ class LMDrafter(Drafter):
         self._vocab_size: int = config.vocab_size
 
     def reset(self, request: Request) -> None:
-        self._law = request.law
+        self._law = own_law(request.law, self._scale)
         self._tokens = list(request.prompt_ids)
         self._num_drafted = 0
         self._is_lost = self._cannot_read(request.prompt_ids)
@@ -76,38 +85,14 @@ class LMDrafter(Drafter):
             return None
         self._cache.rewind(self._cache.num_tokens - len(self._tokens) + 1)  # a second draft in the same place
         pending = torch.tensor([self._tokens[self._cache.num_tokens :]], device=self.target.device)
-        tokens, rows, cutoffs = [], [], []
-        for k in range(num_draft_tokens):
+        drawing = BlockDrawing(self._law, coins)
+        tokens: list[Tensor] = []
+        for _ in range(num_draft_tokens):
             # A draft token must be one that the target can read: the law is that over the vocabulary of both.
-            logits = self._cache.feed(pending, 1)[:, -1, : self.target.vocab_size]
-            cutoff = None
-            if self._law.has_cutoff:
-                cutoff = logit_cutoff(
-                    logits,
-                    temperature=self._law.temperature,
-                    top_k=self._law.top_k,
-                    top_p=self._law.top_p,
-                    min_p=self._law.min_p,
-                )
-                cutoffs.append(cutoff)
-            token = sample(
-                logits,
-                temperature=self._law.temperature,
-                cutoff=cutoff,
-                seed=coins.seed,
-                offset=coins.nonce,
-                position=k,
-            )
-            pending = token.view(1, 1)
+            pending = drawing.draw(self._cache.feed(pending, 1)[:, -1, : self.target.vocab_size]).view(1, 1)
             tokens.append(pending)
-            rows.append(logits)
         self._num_drafted = num_draft_tokens
-        return Draft(
-            torch.cat(tokens, dim=1),
-            None if self._law.is_greedy else torch.stack(rows, dim=1),
-            self._law.temperature,
-            torch.stack(cutoffs, dim=1) if cutoffs else None,
-        )
+        return drawing.draft(torch.cat(tokens, dim=1))
 
     def rewind(self, num_tokens: int) -> None:
         """The last draft token was never fed, so one rejected token less than that is in the cache."""

@@ -2,12 +2,14 @@
 and what it knows is the committed text, however that came to it."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
+from made_drafters import made
 from scipy.stats import chi2
-from toys import TableTarget, engine_of, lm, toy_llama
+from torch import Tensor
+from toys import TableTarget, engine_of, lm, toy_features, toy_llama
 
 from metasd import SamplingParams
 from metasd.core import Coins, Draft, Request, SamplingLaw
@@ -16,22 +18,18 @@ from metasd.drafters.copying import copied_position
 from metasd.target import Target
 
 VOCAB_SIZE = 8
-TEXT = [random.Random(5).randrange(4) for _ in range(60)]  # four tokens only: it repeats, and no copying drafter sleeps
+TEXT = random.Random(5).choices(range(4), k=60)  # four tokens only: it repeats, and no copying drafter sleeps
 LAWS = {"greedy": SamplingLaw(), "sampled": SamplingLaw(2.5, top_p=0.9), "top-k": SamplingLaw(3.0, top_k=3, min_p=0.02)}
-
-SPECIAL: dict[str, Callable[[Target], Drafter]] = {
-    "lm": lambda target: lm(target, toy_llama(seed=1, vocab_size=VOCAB_SIZE), "lm"),
-}
-"""Drafters that a bare name does not build."""
 
 
 def make_target() -> Target:
-    return TableTarget(torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)))
+    target = TableTarget(torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)))
+    target.model = toy_llama(seed=2, vocab_size=VOCAB_SIZE)
+    return target
 
 
 def make(name: str) -> Drafter:
-    target = make_target()
-    return SPECIAL[name](target) if name in SPECIAL else load_drafters([name], target)[name]
+    return made(name, make_target())
 
 
 @pytest.fixture(params=DRAFTERS.names())
@@ -50,10 +48,46 @@ def no_gradients() -> object:
         yield
 
 
+def features_behind(drafter: Drafter, last: int, token_ids: Sequence[int]) -> Tensor | None:
+    """The target's features of the tokens before each of `token_ids`, the first of which came behind `last`."""
+    if not drafter.requires_features or not token_ids:
+        return None
+    before = [last, *token_ids[:-1]]
+    return torch.cat([toy_features(before, layer) for layer in drafter.feature_layers], dim=-1)
+
+
 def begin(drafter: Drafter, text: Sequence[int], law: SamplingLaw) -> Drafter:
-    drafter.reset(Request(tuple(text), law, 1000))
-    drafter.commit([])
+    drafter.reset(Request(tuple(text), law, 1000, features_behind(drafter, text[0], text[1:])))
+    LAST[id(drafter)] = text[-1]
+    commit(drafter, [])
     return drafter
+
+
+LAST: dict[int, int] = {}
+"""The last committed token of each drafter."""
+
+
+def commit(drafter: Drafter, token_ids: Sequence[int]) -> None:
+    drafter.commit(token_ids, features_behind(drafter, LAST[id(drafter)], token_ids))
+    LAST[id(drafter)] = [LAST[id(drafter)], *token_ids][-1]
+
+
+def ids_and_laws(made: Draft) -> tuple[Tensor, Tensor]:
+    """Target ids `[K, S]` of a draft's logits, and the probabilities `[K, S]` that it claims for them."""
+    assert made.logits is not None
+    x = made.logits[0].double()
+    if made.cutoff is not None:
+        x = x.masked_fill(made.logits[0] < made.cutoff[0].unsqueeze(-1), -torch.inf)
+    own = torch.arange(x.shape[-1]) if made.draft_to_target is None else made.draft_to_target
+    ids = own[0] if own.dim() == 3 else own.expand(x.shape)
+    return ids, (x / made.temperature).softmax(-1)
+
+
+def law_over_target(made: Draft) -> Tensor:
+    """`[K, V]`, what a draft claims to have been drawn from."""
+    ids, q = ids_and_laws(made)
+    whole = torch.zeros(q.shape[0], VOCAB_SIZE + 1, dtype=torch.float64)
+    return whole.scatter_add(1, ids % (VOCAB_SIZE + 1), q)[:, :-1]  # an empty slot, -1, goes to the column that is cut
 
 
 def coins(nonce: int, seed: int = 3) -> Coins:
@@ -131,7 +165,7 @@ def test_rewind_and_commit_equal_fresh(name: str, law: SamplingLaw, num_accepted
         tokens = [*drafted[:count], (nonce + 2) % 4]
         if len(drafted) > count:
             drafter.rewind(len(drafted) - count)
-        drafter.commit(tokens)
+        commit(drafter, tokens)
         text += tokens
         fresh = begin(make(name), text, law)
         assert drafter.offer(4) == fresh.offer(4)
@@ -147,7 +181,7 @@ def test_catch_up_after_a_gap_equals_fresh(name: str, law: SamplingLaw, sizes: l
     draft(drafter, 3)
     drafter.rewind(3)
     for size in sizes:
-        drafter.commit(TEXT[at : at + size])
+        commit(drafter, TEXT[at : at + size])
         at += size
     fresh = begin(make(name), TEXT[:at], law)
     assert drafter.offer(5) == fresh.offer(5)
@@ -157,7 +191,7 @@ def test_catch_up_after_a_gap_equals_fresh(name: str, law: SamplingLaw, sizes: l
 def test_committing_nothing_changes_nothing(name: str) -> None:
     drafter = begin(make(name), TEXT, LAWS["sampled"])
     for _ in range(3):
-        drafter.commit([])
+        commit(drafter, [])
     assert same(draft(drafter, 4), draft(begin(make(name), TEXT, LAWS["sampled"]), 4))
 
 
@@ -165,7 +199,7 @@ def test_reset_forgets_everything(name: str) -> None:
     """Also when the request before ended in the middle of a draft, and had another law."""
     used = begin(make(name), TEXT[::-1], LAWS["greedy"])
     draft(used, 4)
-    used.commit(TEXT[:5])
+    commit(used, TEXT[:5])
     draft(used, 4)
     begin(used, TEXT, LAWS["sampled"])
     fresh = begin(make(name), TEXT, LAWS["sampled"])
@@ -178,7 +212,7 @@ def test_one_token_of_text(name: str, law: SamplingLaw) -> None:
     made = draft(drafter, 3)
     if made is not None:
         drafter.rewind(made.num_tokens)
-    drafter.commit([1])
+    commit(drafter, [1])
     assert same(draft(drafter, 3, nonce=1), draft(begin(make(name), [2, 1], law), 3, nonce=1))
 
 
@@ -190,7 +224,6 @@ def test_q_is_the_law_of_the_draws(name: str, law: SamplingLaw) -> None:
     if made is None or made.logits is None:
         return  # a point mass: its law is what it drafted
     temperature, num_draws = made.temperature, 1500
-    assert made.logits.shape == (1, 2, VOCAB_SIZE)
     seen = torch.zeros(VOCAB_SIZE, VOCAB_SIZE, dtype=torch.float64)
     expected = torch.zeros_like(seen)
     for nonce in range(num_draws):
@@ -199,11 +232,8 @@ def test_q_is_the_law_of_the_draws(name: str, law: SamplingLaw) -> None:
         assert made is not None
         assert made.logits is not None
         assert made.temperature == temperature == law.temperature
-        x = made.logits[0].double()
-        if law.has_cutoff:
-            assert made.cutoff is not None
-            x = x.masked_fill(made.logits[0] < made.cutoff[0].unsqueeze(-1), -torch.inf)
-        q = (x / temperature).softmax(-1)
+        assert (made.cutoff is not None) == law.has_cutoff
+        q = law_over_target(made)
         first, second = made.token_ids[0].tolist()
         assert q[0, first] > 0
         assert q[1, second] > 0
@@ -230,15 +260,16 @@ def test_cutoffs_of_a_sampling_drafter(name: str) -> None:
 def test_followers_hear_of_every_round(name: str) -> None:
     """A drafter that follows gets each token once and in order, whoever drafts; others when they are chosen."""
     target = make_target()
-    drafter = SPECIAL[name](target) if name in SPECIAL else load_drafters([name], target)[name]
+    drafter = made(name, target)
     heard: list[int] = []
-    commit = drafter.commit
-    drafter.commit = lambda ids, features=None: (heard.extend(ids), commit(ids))[1]
+    take = drafter.commit
+    drafter.commit = lambda ids, features=None: (heard.extend(ids), take(ids, features))[1]
     other = lm(target, toy_llama(seed=3, vocab_size=VOCAB_SIZE), "other")
     arms = [drafter, other] if name != "null" else [drafter, other, "ngram"]
     engine = engine_of(target, arms, bandit="fixed:arm=other", num_draft_tokens=3)
     result = engine.generate(TEXT[:9], SamplingParams(max_new_tokens=20, temperature=1.0))
-    heard = heard[9:] if heard[:9] == TEXT[:9] else heard  # some read the prompt through `commit` as well
+    for read in (TEXT[:9], TEXT[1:9]):  # some read the prompt through `commit` as well
+        heard = heard[len(read) :] if heard[: len(read)] == read else heard
     assert heard == (result.token_ids if drafter.follows else [])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_drafters import made
 from toys import PROMPT, Asleep, Replay, engine_of, lm, plain_greedy, toy_llama, toy_target
 
 from metasd import SamplingParams
@@ -31,6 +32,8 @@ MAKERS: dict[str, Any] = {
     "suffix": lambda target: "suffix",
     "null": lambda target: "null",
     "lm": lambda target: noisy(target, 0.01),
+    "eagle": lambda target: made("eagle", target),
+    "ngram-lm": lambda target: made("ngram-lm", target),
     "copy with noise 0.001": lambda target: noisy(target, 0.001),
     "copy with noise 1": lambda target: noisy(target, 1.0),
     "oracle": lambda target: Replay(target, answer()),
@@ -43,7 +46,14 @@ MAKERS: dict[str, Any] = {
 
 
 def everything(target: Target) -> list[str | Drafter]:
-    return ["ngram", "suffix", noisy(target, 0.01), noisy(target, 1.0), Replay(target, answer(), "liar", 3)]
+    return [
+        "ngram",
+        "suffix",
+        noisy(target, 0.01),
+        noisy(target, 1.0),
+        Replay(target, answer(), "liar", 3),
+        made("eagle", target),
+    ]
 
 
 def test_the_toy_answer_is_no_cycle_and_has_margins() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_drafters import made
 from scipy.stats import chi2
 from toys import Clock, Forgetful, TableDrafter, TableTarget, engine_of, install_clock, lm, toy_llama
 
@@ -78,15 +79,15 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}
 def target(monkeypatch: pytest.MonkeyPatch) -> TableTarget:
     """A target that looks two tokens back; the loop's clock is noise, so that costs choose at random."""
     install_clock(monkeypatch, Clock(0.01))
-    return TableTarget(table(3, dims=3))
+    target = TableTarget(table(3, dims=3))
+    target.model = toy_llama(seed=2, vocab_size=VOCAB_SIZE)  # its vocabulary's matrices, which heads share
+    return target
 
 
-def drafter(kind: str, target: TableTarget) -> str | Drafter:
+def drafter(kind: str, target: TableTarget) -> Drafter:
     if kind == "table":
         return TableDrafter(target, table(11))
-    if kind == "lm":
-        return lm(target, toy_llama(seed=2, vocab_size=VOCAB_SIZE), "lm")
-    return kind
+    return made(kind, target)
 
 
 def check(engine: MetaSD, target: TableTarget, **params: Any) -> None:

@@ -1,0 +1,109 @@
+"""`metasd train KIND DATA`: drafters for the user's own target."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from metasd.console import DeviceOption, JsonOption, TargetOption, err, line, log_to, out, status, write_json
+from metasd.core import refuse
+from metasd.target import Target
+from metasd.training import TRAINERS
+from metasd.training.answers import read_answers
+from metasd.training.distill import distill, is_prompt_file
+from metasd.training.job import Job
+
+
+def train(
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(TRAINERS.names())}.")],
+    data: Annotated[
+        Path, typer.Argument(help="JSONL, also gzipped: prompts, or answers with prompt_ids and output_ids.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the drafter goes: a folder, or a file.")],
+    target: TargetOption = "demo",
+    domain: Annotated[list[str] | None, typer.Option(help="Only rows of this domain; may be given often.")] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for answers and features, which later runs use again.")
+    ] = None,
+    start_from: Annotated[Path | None, typer.Option(help="eagle, lm: a drafter to start from.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="eagle, lm: passes over the answers.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="eagle, lm: the largest.")] = None,
+    max_context: Annotated[int | None, typer.Option(min=1, max=15, help="ngram-lm: tokens of a context.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=1, help="ngram-lm: rare contexts go until it fits.")] = None,
+    draft_vocab: Annotated[int | None, typer.Option(min=1, help="eagle: rows of the vocabulary matrix.")] = None,
+    num_layers: Annotated[int | None, typer.Option(min=1, help="lm: layers of a new model.")] = None,
+    hidden_size: Annotated[int | None, typer.Option(min=8, help="lm: size of a new model.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Prompts only: tokens of an answer.")] = 144,
+    licence: Annotated[str, typer.Option(help="Licence of the data, written beside the weights.")] = "unknown",
+    device: DeviceOption = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Make a drafter for a target: from prompts, which it answers first, or from ready answers."""
+    trainer = TRAINERS.load(kind)
+    options = {
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "start_from": start_from,
+        "max_context": max_context,
+        "max_bytes": max_bytes,
+        "draft_vocab": draft_vocab,
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in trainer.options:
+            raise refuse(f"--{name.replace('_', '-')}", f"none for {kind}", given[name])
+    work = work or output.parent / "training"
+    with status(f"loading {target}") as shown, log_to(shown):
+        loaded = Target.load(target, device=device)
+    domains = tuple(domain or ())
+    with _Bars() as bars:
+        if is_prompt_file(data):
+            answers_file = work / f"{data.name.split('.')[0]}-answers.jsonl"
+            distill(loaded, data, answers_file, domains, max_new_tokens=max_new_tokens, advance=bars.advance)
+        else:
+            answers_file = data
+        answers = read_answers(answers_file, loaded.vocab_size, domains)
+        job = Job(
+            target=loaded,
+            answers=answers,
+            output=output,
+            work=work / "features",
+            metadata={
+                "target": target,
+                "data": data.name,
+                "domains": ", ".join(domains) or "all",
+                "data_licence": licence,
+                "weight_licence": "as the data's and the target's licences permit",
+            },
+            advance=bars.advance,
+        )
+        facts = trainer(job, **given)
+    for name, value in facts.items():
+        if name not in ("recipe", "loss"):
+            line(f"{name}: {value}")
+    out.print(f"use it with [bold]--drafters {output}[/bold]", highlight=False)
+    write_json(json_file, facts)
+
+
+class _Bars:
+    """A bar for each stage that reports."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=err)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "_Bars":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._progress.stop()
+
+    def advance(self, stage: str, done: int, total: int, note: str) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, note=note)
+        self._progress.update(self._tasks[stage], completed=done, total=total, note=note)

@@ -1,0 +1,71 @@
+"""What the commands print with: two consoles, a progress bar, a JSON file."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
+
+from metasd.core import MetaSDError
+
+out, err = Console(), Console(stderr=True)
+
+TargetOption = Annotated[
+    str, typer.Option(help='Target: "demo", a folder, or a hub id of a causal transformers model.')
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write everything that is printed to this file.")]
+
+
+def line(text: str) -> None:
+    """A line on standard output, as it is."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def status(text: str) -> Status:
+    """A line that shows that something goes on."""
+    return err.status(text)
+
+
+def progress() -> Progress:
+    """A bar that goes away when it is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=err, transient=True)
+
+
+@contextmanager
+def log_to(shown: Status) -> Iterator[None]:
+    """Show the packages' log lines above the status line."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            shown.console.print(record.getMessage(), markup=False, highlight=False)
+
+    logger, handler = logging.getLogger("metasd"), Handler()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def write_json(path: Path | None, facts: dict[str, Any]) -> None:
+    """Write what was printed, where a file was asked for.
+
+    Raises:
+        MetaSDError: it cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise MetaSDError(f"--json: cannot write {str(path)!r}: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""EAGLE heads: white-box drafters that read the target's hidden states."""

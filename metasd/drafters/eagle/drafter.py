@@ -1,0 +1,123 @@
+"""An EAGLE head as a drafter: it reads the target's features of committed tokens and drafts a chain."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from metasd.core import Coins, Draft, Offer, Position, Request
+from metasd.drafters.base import Drafter
+from metasd.drafters.drawing import BlockDrawing, check_scale, own_law
+from metasd.drafters.eagle.checkpoint import load_head
+from metasd.drafters.eagle.head import HeadCache
+
+if TYPE_CHECKING:
+    from metasd.target import Target
+
+_MAX_PENDING = 32
+"""Pairs that may wait for the next draft; more, after rounds of other arms, are ingested when the arm is activated."""
+
+
+class EagleDrafter(Drafter):
+    """Drafts with an EAGLE head: token x_{t+1} and the target's feature h_t give x_{t+2}; then it feeds on itself.
+
+    Args:
+        target: what it drafts for.
+        path: folder of the head: EAGLE-1, -2 or -3, or speculators.
+        name: of the arm; by default the folder's name.
+        temperature_scale: it draws at the request's temperature times this.
+
+    Raises:
+        MetaSDError: the folder cannot be used as a head of this target; the message names file and key.
+    """
+
+    def __init__(self, target: "Target", path: str, name: str = "", temperature_scale: float = 1.0) -> None:
+        super().__init__(target)
+        self.name = name or Path(path).name or path
+        loaded = load_head(Path(path).expanduser(), target.model.config, dtype=target.model.dtype, device=target.device)
+        self._scale = check_scale(temperature_scale)
+        self.assumptions = loaded.assumptions
+        self._head, self._map = loaded.head, loaded.draft_to_target
+        self.feature_layers = loaded.head.config.feature_layers
+        output = target.model.get_output_embeddings()
+        self._embedding: Tensor = target.model.get_input_embeddings().weight
+        self._matrix: Tensor = output.weight
+        self._bias: Tensor | None = None
+        if loaded.embedding is not None:
+            self._embedding = loaded.embedding
+        if loaded.vocab_matrix is not None:
+            self._matrix = loaded.vocab_matrix
+        else:
+            rows = slice(None) if self._map is None else self._map
+            self._matrix = output.weight[rows]  # a copy where the vocabulary is reduced
+            if getattr(output, "bias", None) is not None:
+                self._bias = output.bias[rows]
+        weights = [*self._head.parameters(), self._matrix]
+        whole = sum(parameter.numel() for parameter in target.model.parameters())
+        self.nominal_cost = sum(weight.numel() for weight in weights) / whole
+        self.context_length = target.context_length
+        self._cache = HeadCache()
+
+    def reset(self, request: Request) -> None:
+        self._law = own_law(request.law, self._scale)
+        self._cache.num_tokens = 0
+        self._ids: list[int] = []
+        self._features: list[Tensor] = []
+        self._last: tuple[Tensor, Tensor] | None = None
+        if len(request.prompt_ids) > 1:
+            self.commit(request.prompt_ids[1:], request.features)
+
+    def offer(self, max_num_draft_tokens: int) -> Offer | None:
+        """Sleeps until there is a token whose predecessor the target has read."""
+        if max_num_draft_tokens < 1 or (self._last is None and not self._ids):
+            return None
+        return Offer(tuple(Position(f"depth{k}", 0.5, 0.0) for k in range(max_num_draft_tokens)))
+
+    def commit(self, token_ids: Sequence[int], features: Tensor | None = None) -> None:
+        if not token_ids:
+            return
+        if features is None or features.shape[0] != len(token_ids):
+            raise ValueError(f"features: expected one row for each of {len(token_ids)} tokens")
+        self._ids.extend(token_ids)
+        self._features.append(features)
+        if len(self._ids) > _MAX_PENDING:
+            self._ingest()
+
+    def _ingest(self) -> None:
+        ids = torch.tensor([self._ids], device=self.target.device)
+        features = torch.cat(self._features) if len(self._features) > 1 else self._features[0]
+        self._last = self._step(ids, self._head.fuse(features.unsqueeze(0)))
+        self._ids, self._features = [], []
+
+    def _step(self, token_ids: Tensor, fused: Tensor) -> tuple[Tensor, Tensor]:
+        """Ingest pairs `[1, M]` and `[1, M, H]`; of the last: input of the vocabulary matrix, and what is fed back."""
+        out, feedback = self._head(functional.embedding(token_ids, self._embedding), fused, self._cache)
+        return out[:, -1], feedback[:, -1:]
+
+    def draft(self, num_draft_tokens: int, coins: Coins) -> Draft | None:
+        if self._ids:
+            self._ingest()
+        if self._last is None:
+            return None
+        num_committed, (out, feedback) = self._cache.num_tokens, self._last
+        drawing = BlockDrawing(self._law, coins)
+        tokens: list[Tensor] = []
+        for k in range(num_draft_tokens):
+            if k > 0:
+                out, feedback = self._step(tokens[-1], feedback)
+            logits = functional.linear(out, self._matrix, self._bias)
+            token = drawing.draw(logits)
+            tokens.append((token if self._map is None else self._map[token]).view(1, 1))
+        self._cache.num_tokens = num_committed  # what was drafted comes again, with the target's features
+        return drawing.draft(torch.cat(tokens, dim=1), self._map)
+
+    def memory_bytes(self) -> dict[str, int]:
+        weights: list[Tensor] = list(self._head.parameters())
+        shared = {self.target.model.get_input_embeddings().weight.data_ptr()}
+        shared.add(self.target.model.get_output_embeddings().weight.data_ptr())
+        weights += [each for each in (self._matrix, self._embedding) if each.data_ptr() not in shared]
+        held = sum(each.numel() * each.element_size() for each in weights)
+        return {"weights": held, "cache": self._cache.memory_bytes()}
