@@ -1,4 +1,4 @@
-"""The command line: `metasd generate | check | train | info`. Exit codes: 0, 1 (failure), 2 (usage)."""
+"""The command line: `metasd generate | check | train | matrix | info`. Exit codes: 0, 1 (failure), 2 (usage)."""
 
 import os
 import sys
@@ -10,10 +10,12 @@ import typer
 
 from metasd import check as checks
 from metasd import report
+from metasd.cli_matrix import matrix_command
 from metasd.cli_train import train
 from metasd.config import SamplingParams
 from metasd.console import (
     DeviceOption,
+    DraftersOption,
     DtypeOption,
     JsonOption,
     TargetOption,
@@ -36,9 +38,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Multi-drafter speculative decoding: one target, a pool of drafters, a bandit that picks one each round.",
 )
-DraftersOption = Annotated[
-    str, typer.Option(help="The pool: names, folders or hub ids, separated by commas; options as name:key=value.")
-]
 
 
 @app.command()
@@ -162,6 +161,7 @@ def check(
 
 
 app.command()(train)
+app.command("matrix")(matrix_command)
 
 
 @app.command()

@@ -1,12 +1,11 @@
 """`metasd train KIND DATA`: drafters for the user's own target."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from metasd.console import DeviceOption, JsonOption, TargetOption, err, line, log_to, out, status, write_json
+from metasd.console import Bars, DeviceOption, JsonOption, TargetOption, line, log_to, out, status, write_json
 from metasd.core import refuse
 from metasd.target import Target
 from metasd.training import TRAINERS
@@ -59,7 +58,7 @@ def train(
     with status(f"loading {target}") as shown, log_to(shown):
         loaded = Target.load(target, device=device)
     domains = tuple(domain or ())
-    with _Bars() as bars:
+    with Bars() as bars:
         if is_prompt_file(data):
             answers_file = work / f"{data.name.split('.')[0]}-answers.jsonl"
             distill(loaded, data, answers_file, domains, max_new_tokens=max_new_tokens, advance=bars.advance)
@@ -86,24 +85,3 @@ def train(
             line(f"{name}: {value}")
     out.print(f"use it with [bold]--drafters {output}[/bold]", highlight=False)
     write_json(json_file, facts)
-
-
-class _Bars:
-    """A bar for each stage that reports."""
-
-    def __init__(self) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=err)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> "_Bars":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self._progress.stop()
-
-    def advance(self, stage: str, done: int, total: int, note: str) -> None:
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, note=note)
-        self._progress.update(self._tasks[stage], completed=done, total=total, note=note)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
 from metasd.core import MetaSDError
@@ -18,6 +18,9 @@ out, err = Console(), Console(stderr=True)
 
 TargetOption = Annotated[
     str, typer.Option(help='Target: "demo", a folder, or a hub id of a causal transformers model.')
+]
+DraftersOption = Annotated[
+    str, typer.Option(help="The pool: names, folders or hub ids, separated by commas; options as name:key=value.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")]
@@ -38,6 +41,27 @@ def progress() -> Progress:
     """A bar that goes away when it is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=err, transient=True)
+
+
+class Bars:
+    """A bar for each stage that reports."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=err)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "Bars":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._progress.stop()
+
+    def advance(self, stage: str, done: int, total: int, note: str) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, note=note)
+        self._progress.update(self._tasks[stage], completed=done, total=total, note=note)
 
 
 @contextmanager

@@ -190,11 +190,21 @@ class Target:
         Returns:
             `[1, P-1, H]` for each of these layers.
         """
+        self.read(prompt_ids, 1, feature_layers)
+        return self.take_features()
+
+    def read(self, token_ids: Sequence[int], num_rows: int, feature_layers: tuple[int, ...] = ()) -> Tensor:
+        """Read a text from its beginning, all but its last token; `take_features` has their features then.
+
+        Returns:
+            `[num_rows, V]`, the logits before each of the last tokens; `[0, V]` for a text of one token.
+        """
         self._cache.clear()
         self._tap = self._tap_on(feature_layers)
-        if len(prompt_ids) > 1:
-            self._feed(torch.tensor([prompt_ids[:-1]], device=self.device), 1)
-        return self.take_features()
+        if len(token_ids) < 2:
+            self.take_features()
+            return torch.empty(0, self.vocab_size, device=self.device)
+        return self._feed(torch.tensor([token_ids[:-1]], device=self.device), num_rows)[0]
 
     def take_features(self) -> dict[int, Tensor]:
         """`[1, M, H]` for each layer asked for at the start, of the M tokens that were read last."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from metasd.core import Coins, Draft, Offer, Request, refuse
@@ -14,6 +15,7 @@ from metasd.registry import annotation_name
 if TYPE_CHECKING:
     from metasd.target import Target
 
+_NO_COINS = Coins(torch.zeros(1, dtype=torch.int64), 0)
 _OPTION_TYPES = {"int": "an integer", "float": "a finite number", "str": "a text that is no number"}
 """What a spec can give to a parameter, by its annotation; parameters of other types are for Python only."""
 
@@ -104,6 +106,27 @@ class Drafter(ABC):
             features: `[m, F]`, row i the target's hidden states (`feature_layers` side by side) of the token before
                 `token_ids[i]`; None for a black-box drafter.
         """
+
+    def score(self, token_ids: Sequence[int], features: Tensor | None = None) -> Draft:
+        """The laws from which this drafter would have drawn each of these tokens, given all before it; commits them.
+
+        Args:
+            token_ids: m of them, at least 1.
+            features: as for `commit`.
+
+        Returns:
+            a Draft of m positions: what it would have drafted greedily or, where it slept, -1, and its laws unless it
+            is a point mass. Each row counts as the first of a draft of its own.
+        """
+        guesses = []
+        for i, token in enumerate(token_ids):
+            made = self.draft(1, _NO_COINS) if self.offer(1) else None
+            guesses.append(-1 if made is None else int(made.token_ids))
+            if made is not None:
+                assert made.logits is None, "a drafter with a law of its own says itself how it scores"
+                self.rewind(1)
+            self.commit([token], None if features is None else features[i : i + 1])
+        return Draft(torch.tensor([guesses], device=self.target.device))
 
     def rewind(self, num_tokens: int) -> None:  # noqa: B027 - optional
         """Forget the last `num_tokens` tokens of the last draft: they were rejected. Comes before `commit`."""

@@ -25,6 +25,30 @@ def check_scale(temperature_scale: float) -> float:
     return temperature_scale
 
 
+def scored(logits: Tensor, law: SamplingLaw, draft_to_target: Tensor | None = None) -> Draft:
+    """The laws of rows of logits, as `Drafter.score` returns them.
+
+    Args:
+        logits: `[m, V]`, or `[m, S]` over listed tokens.
+        law: temperature and cutoffs.
+        draft_to_target: what an index means in the target's vocabulary, `[V_d]` or `[m, S]`.
+    """
+    best = logits.argmax(-1)
+    if draft_to_target is not None:
+        rows = draft_to_target.expand(logits.shape[0], -1)
+        best = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    if law.is_greedy:
+        return Draft(best.unsqueeze(0))
+    cutoff = None
+    if law.has_cutoff:
+        cutoff = logit_cutoff(
+            logits, temperature=law.temperature, top_k=law.top_k, top_p=law.top_p, min_p=law.min_p
+        ).unsqueeze(0)
+    is_sparse = draft_to_target is not None and draft_to_target.dim() == 2
+    lists = draft_to_target.unsqueeze(0) if is_sparse and draft_to_target is not None else draft_to_target
+    return Draft(best.unsqueeze(0), logits.unsqueeze(0), law.temperature, cutoff, lists)
+
+
 class BlockDrawing:
     """Draws one token after the other and remembers exactly the laws that they came from.
 

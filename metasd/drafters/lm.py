@@ -10,7 +10,7 @@ from torch import Tensor
 from metasd.cache import ModelCache
 from metasd.core import Coins, Draft, MetaSDError, Offer, Position, Request
 from metasd.drafters.base import Drafter
-from metasd.drafters.drawing import BlockDrawing, check_scale, own_law
+from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -93,6 +93,19 @@ class LMDrafter(Drafter):
             tokens.append(pending)
         self._num_drafted = num_draft_tokens
         return drawing.draft(torch.cat(tokens, dim=1))
+
+    def score(self, token_ids: Sequence[int], features: Tensor | None = None) -> Draft:
+        """See `Drafter.score`."""
+        asleep = Draft(torch.full((1, len(token_ids)), -1, device=self.target.device))
+        known = len(self._tokens)
+        self._tokens.extend(token_ids)
+        self._is_lost = self._is_lost or self._cannot_read(token_ids)
+        if self._is_lost:
+            return asleep
+        self._cache.rewind(self._cache.num_tokens - known + 1)
+        pending = torch.tensor([self._tokens[self._cache.num_tokens : -1]], device=self.target.device)
+        rows = self._cache.feed(pending, len(token_ids))[0, :, : self.target.vocab_size]
+        return scored(rows, self._law)
 
     def rewind(self, num_tokens: int) -> None:
         """The last draft token was never fed, so one rejected token less than that is in the cache."""

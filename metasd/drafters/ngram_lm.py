@@ -1,6 +1,7 @@
 """A count-based specialist: an interpolated n-gram language model over tokens, made by `metasd train ngram-lm`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from metasd.core import Coins, Draft, MetaSDError, Offer, Position, Request, refuse
 from metasd.drafters.base import Drafter
-from metasd.drafters.drawing import BlockDrawing, check_scale, own_law
+from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
 from metasd_kernels._C import NgramTable
 
 if TYPE_CHECKING:
@@ -90,6 +91,19 @@ class NgramLMDrafter(Drafter):
             context = [*context[1 - self._table.max_context() :], int(ids[0, k, int(slot)])]
         tokens = ids.gather(-1, torch.stack(slots, dim=-1).unsqueeze(-1)).squeeze(-1)
         return drawing.draft(tokens.to(self.target.device), ids.to(self.target.device))
+
+    def score(self, token_ids: Sequence[int], features: Tensor | None = None) -> Draft:
+        """See `Drafter.score`."""
+        ids = torch.empty(len(token_ids), MAX_LISTED, dtype=torch.int64)
+        logits = torch.empty(len(token_ids), MAX_LISTED)
+        is_awake = torch.empty(len(token_ids), dtype=torch.bool)
+        for i, token in enumerate(token_ids):
+            _, match_length = self._table.law(self._context, ids[i].numpy(), logits[i].numpy())
+            is_awake[i] = match_length >= self._min_match
+            self.commit([token])
+        device = self.target.device
+        laws = scored(logits.to(device), self._law, ids.to(device))
+        return replace(laws, token_ids=laws.token_ids.masked_fill(~is_awake.to(device), -1))
 
     def memory_bytes(self) -> dict[str, int]:
         return {"table": self._bytes}

@@ -33,7 +33,14 @@ def is_prompt_file(path: Path) -> bool:
 
 
 def distill(
-    target: Target, prompts: Path, path: Path, domains: Sequence[str] = (), *, max_new_tokens: int, advance: Advance
+    target: Target,
+    prompts: Path,
+    path: Path,
+    domains: Sequence[str] = (),
+    *,
+    max_new_tokens: int,
+    both: bool = False,
+    advance: Advance,
 ) -> None:
     """Let the target answer all prompts of a file; lines that are there already are not made again.
 
@@ -43,21 +50,29 @@ def distill(
         path: JSONL of answers, which `read_answers` takes.
         domains: only these; empty: all.
         max_new_tokens: of an answer.
+        both: each prompt at both temperatures; else they take turns.
         advance: hears of progress.
     """
     rows = [row for _, row in read_rows(prompts) if _is_wanted(row, domains)]
     if not rows:
         raise refuse("domains", f"some that {prompts.name} holds", ", ".join(domains))
+    tasks = [
+        (rows[first : first + _BATCH_SIZE], temperature)
+        for turn, first in enumerate(range(0, len(rows), _BATCH_SIZE))
+        for temperature in (TEMPERATURES if both else TEMPERATURES[turn % len(TEMPERATURES) :][:1])
+    ]
+    num_rows = sum(len(batch) for batch, _ in tasks)
     path.parent.mkdir(parents=True, exist_ok=True)
     done = sum(1 for _ in path.open()) if path.exists() else 0
     with path.open("a") as file:
-        for first in range(done - done % _BATCH_SIZE, len(rows), _BATCH_SIZE):
-            batch = rows[first : first + _BATCH_SIZE]
-            temperature = TEMPERATURES[first // _BATCH_SIZE % len(TEMPERATURES)]
-            lines = _answer(target, batch, temperature, max_new_tokens)
-            file.write("".join(lines[max(done - first, 0) :]))
-            file.flush()
-            advance("answers", first + len(batch), len(rows), f"temperature {temperature}")
+        num_seen = 0
+        for batch, temperature in tasks:
+            num_seen += len(batch)
+            if num_seen > done:
+                lines = _answer(target, batch, temperature, max_new_tokens)
+                file.write("".join(lines[len(batch) - (num_seen - max(done, num_seen - len(batch))) :]))
+                file.flush()
+            advance("answers", num_seen, num_rows, f"temperature {temperature}")
 
 
 def _is_wanted(row: dict[str, Any], domains: Sequence[str]) -> bool:

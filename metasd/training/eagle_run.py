@@ -25,12 +25,13 @@ from metasd.training.eagle import (
     make_optimizer,
     train_step,
 )
-from metasd.training.feature_store import FeatureStore
+from metasd.training.feature_store import CONTEXT, FeatureStore
 from metasd.training.job import Advance, Job
 
 STATE_FILE = "training.pt"
 DRAFT_VOCAB_SIZE = 8192
 _SAVE_EVERY = 100  # steps
+_WINDOW = 16  # batches that are sorted by length at a time
 _MEASURED_DEPTH = 4
 
 
@@ -173,9 +174,8 @@ def _train(
     for step in range(first, num_steps):
         epoch, index = divmod(step, steps_an_epoch)
         if index == 0 or step == first:
-            order = random.Random(f"{recipe.seed} {epoch}").sample(range(len(train)), len(train))
-        chosen = order[index * recipe.batch_size : (index + 1) * recipe.batch_size]
-        batch = Batch.of([store.sample(train[i]) for i in chosen], device)
+            batches = _batches(train, recipe, epoch)
+        batch = Batch.of([store.sample(answer) for answer in batches[index]], device)
         losses.append(train_step(head, batch, vocabulary, recipe, optimizer, schedule))
         if (step + 1) % _SAVE_EVERY == 0:
             state = {"wanted": wanted, "head": head.state_dict(), "optimizer": optimizer.state_dict(),
@@ -187,6 +187,19 @@ def _train(
     return [
         round(sum(losses[i : i + steps_an_epoch]) / steps_an_epoch, 4) for i in range(0, len(losses), steps_an_epoch)
     ]
+
+
+def _batches(train: Sequence[Answer], recipe: EagleRecipe, epoch: int) -> list[list[Answer]]:
+    """The answers of an epoch in random order, those in a batch of about equal length: less padding."""
+    chance = random.Random(f"{recipe.seed} {epoch}")
+    order, size = chance.sample(list(train), len(train)), recipe.batch_size
+    batches = []
+    for first in range(0, len(order) - size + 1, _WINDOW * size):
+        window = order[first : first + _WINDOW * size]
+        window.sort(key=lambda answer: len(answer.output_ids) + min(len(answer.prompt_ids), CONTEXT))
+        batches += [window[i : i + size] for i in range(0, len(window) - size + 1, size)]
+    chance.shuffle(batches)
+    return batches
 
 
 train.options = ("epochs", "learning_rate", "draft_vocab", "start_from")  # type: ignore[attr-defined]

@@ -195,6 +195,28 @@ def test_committing_nothing_changes_nothing(name: str) -> None:
     assert same(draft(drafter, 4), draft(begin(make(name), TEXT, LAWS["sampled"]), 4))
 
 
+@pytest.mark.parametrize("start", [1, 2, 20])
+def test_score_gives_the_laws_of_single_drafts(name: str, law: SamplingLaw, start: int) -> None:
+    """Teacher-forced, each position has the law that a draft of one token would have been drawn from there."""
+    scorer, walker = begin(make(name), TEXT[:start], law), begin(make(name), TEXT[:start], law)
+    tokens = TEXT[start : start + 9]
+    scored = scorer.score(tokens, features_behind(scorer, TEXT[start - 1], tokens))
+    for k, token in enumerate(tokens):
+        made = draft(walker, 1)
+        if made is None:
+            assert scored.token_ids[0, k] == -1
+        elif made.logits is None:
+            assert scored.token_ids[0, k] == made.token_ids
+        else:
+            assert scored.token_ids[0, k] >= 0
+            assert torch.allclose(law_over_target(scored)[k], law_over_target(made)[0], atol=1e-5)
+        if made is not None:
+            walker.rewind(1)
+        commit(walker, [token])
+    LAST[id(scorer)] = tokens[-1]
+    assert same(draft(scorer, 3, nonce=2), draft(walker, 3, nonce=2))
+
+
 def test_reset_forgets_everything(name: str) -> None:
     """Also when the request before ended in the middle of a draft, and had another law."""
     used = begin(make(name), TEXT[::-1], LAWS["greedy"])

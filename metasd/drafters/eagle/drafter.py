@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from metasd.core import Coins, Draft, Offer, Position, Request
 from metasd.drafters.base import Drafter
-from metasd.drafters.drawing import BlockDrawing, check_scale, own_law
+from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
 from metasd.drafters.eagle.checkpoint import load_head
 from metasd.drafters.eagle.head import HeadCache
 
@@ -113,6 +113,24 @@ class EagleDrafter(Drafter):
             tokens.append((token if self._map is None else self._map[token]).view(1, 1))
         self._cache.num_tokens = num_committed  # what was drafted comes again, with the target's features
         return drawing.draft(torch.cat(tokens, dim=1), self._map)
+
+    def score(self, token_ids: Sequence[int], features: Tensor | None = None) -> Draft:
+        """See `Drafter.score`."""
+        if self._ids:
+            self._ingest()
+        before = self._last
+        if features is None or features.shape[0] != len(token_ids):
+            raise ValueError(f"features: expected one row for each of {len(token_ids)} tokens")
+        ids = torch.tensor([token_ids], device=self.target.device)
+        fused = self._head.fuse(features.unsqueeze(0))
+        out, feedback = self._head(functional.embedding(ids, self._embedding), fused, self._cache)
+        self._last = out[:, -1], feedback[:, -1:]
+        first = torch.zeros_like(out[:, 0]) if before is None else before[0]
+        rows = torch.cat([first, out[0, :-1]])
+        laws = scored(functional.linear(rows, self._matrix, self._bias), self._law, self._map)
+        if before is None:  # no token before the first that the target has read: asleep there
+            laws.token_ids[0, 0] = -1
+        return laws
 
     def memory_bytes(self) -> dict[str, int]:
         weights: list[Tensor] = list(self._head.parameters())
