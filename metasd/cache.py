@@ -4,11 +4,12 @@ A cache grows in place: `DynamicCache` of transformers copies every layer for ev
 Rewinding writes no data.
 """
 
+import copy
 import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -120,3 +121,59 @@ class ModelCache:
     def memory_bytes(self) -> int:
         """Bytes of the buffers."""
         return sum(layer.memory_bytes() for layer in self._layers)
+
+    def shallow(self, num_layers: int) -> "ShallowCache":
+        """The model's first layers, norm and head, over the same cache."""
+        return ShallowCache(self, num_layers)
+
+
+class ShallowCache:
+    """A model's first layers, its final norm and its head, on the cache of the whole model.
+
+    Tokens fed here are in the first layers only: they have to be taken away before the whole model goes on.
+
+    Args:
+        whole: the cache of the whole model.
+        num_layers: how many layers.
+
+    Raises:
+        MetaSDError: the model's layers are not found.
+    """
+
+    def __init__(self, whole: ModelCache, num_layers: int) -> None:
+        self._whole, self._num_layers = whole, num_layers
+        decoder = whole.model.get_decoder()
+        name = next((name for name, child in decoder.named_children() if isinstance(child, nn.ModuleList)), None)
+        if name is None:
+            raise MetaSDError(f"early exit: no list of layers in {type(decoder).__name__}")
+        short = _sibling(decoder)
+        short._modules[name] = nn.ModuleList(list(getattr(decoder, name))[:num_layers])
+        short.config = copy.copy(decoder.config)
+        short.config.num_hidden_layers = num_layers
+        self._model = _sibling(whole.model)
+        for key, child in whole.model.named_children():
+            if child is decoder:
+                self._model._modules[key] = short
+
+    def feed(self, token_ids: Tensor, num_logits: int) -> Tensor:
+        """As `ModelCache.feed`, through the first layers."""
+        cache = {self._whole._argument: self._whole._cache}
+        logits: Tensor = self._model(input_ids=token_ids, use_cache=True, logits_to_keep=num_logits, **cache).logits
+        return logits
+
+    def rewind(self, num_tokens: int) -> None:
+        """Take the last `num_tokens` tokens out of the first layers."""
+        for layer in self._whole._layers[: self._num_layers]:
+            layer.crop(-num_tokens)
+
+    def read_anew(self, token_ids: Tensor, num_logits: int) -> Tensor:
+        """Logits of the last positions of a whole text `[1, M]`, without a cache."""
+        logits: Tensor = self._model(input_ids=token_ids, use_cache=False, logits_to_keep=num_logits).logits
+        return logits
+
+
+def _sibling(module: Any) -> Any:
+    """A module with the same parameters and children, whose children can be replaced."""
+    other = copy.copy(module)
+    other._modules = dict(module._modules)
+    return other

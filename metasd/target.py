@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from metasd import demo
-from metasd.cache import ModelCache
+from metasd.cache import ModelCache, ShallowCache
 from metasd.core import MetaSDError, refuse
 from metasd.features import FeatureTap
 
@@ -238,6 +238,15 @@ class Target:
     def rewind(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` scored tokens."""
         self._cache.rewind(num_tokens)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
+
+    def shallow(self, num_layers: int) -> ShallowCache:
+        """The first layers, the final norm and the head, on this target's own cache."""
+        return self._cache.shallow(num_layers)
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the weights and of the cache."""

@@ -15,6 +15,7 @@ from metasd.drafters import DRAFTERS, Drafter
 from metasd.drafters.eagle.checkpoint import save_head
 from metasd.drafters.eagle.drafter import EagleDrafter
 from metasd.drafters.eagle.head import EagleHead
+from metasd.drafters.early_exit import EarlyExitDrafter
 from metasd.drafters.ngram_lm import NgramLMDrafter, write_ngram_lm
 from metasd.target import Target
 from metasd.training.eagle_run import head_config
@@ -50,6 +51,7 @@ def counts_file(vocab_size: int) -> Path:
 SPECIAL: dict[str, Callable[[Target], Drafter]] = {
     "lm": lambda target: lm(target, toy_llama(seed=1, vocab_size=target.vocab_size), "lm"),
     "eagle": eagle,
+    "early-exit": lambda target: EarlyExitDrafter(target, 1),
     "ngram-lm": lambda target: NgramLMDrafter(target, str(counts_file(target.vocab_size)), "ngram-lm"),
 }
 """Drafters that a bare name does not build."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from metasd import MetaSD
+from metasd.cache import ModelCache
 from metasd.config import EngineConfig
 from metasd.core import Coins, Draft, Offer, Position, Request
 from metasd.drafters import Drafter, load_drafters
@@ -179,8 +180,34 @@ class TableTarget(Target):
     def rewind(self, num_tokens: int) -> None:
         del self.tokens[len(self.tokens) - num_tokens :]
 
+    def shallow(self, num_layers: int) -> Any:
+        return _FollowingShallow(self, num_layers)
+
     def memory_bytes(self) -> dict[str, int]:
         return {}
+
+
+class _FollowingShallow:
+    """The first layers of the model beside a table target, whose cache holds what the target has read."""
+
+    def __init__(self, target: TableTarget, num_layers: int) -> None:
+        self.target, self.whole = target, ModelCache(target.model, "toy")
+        self.shallow = self.whole.shallow(num_layers)
+        self.read_anew = self.shallow.read_anew
+        self.num_ahead = 0
+
+    def feed(self, token_ids: Tensor, num_logits: int) -> Tensor:
+        if self.num_ahead == 0:
+            self.whole.clear()
+            if self.target.tokens:
+                self.whole.feed(torch.tensor([self.target.tokens]), 1)
+        self.num_ahead += token_ids.shape[1]
+        return self.shallow.feed(token_ids, num_logits)
+
+    def rewind(self, num_tokens: int) -> None:
+        self.num_ahead -= num_tokens
+        assert self.num_ahead == 0, "what was drafted must go before the target reads on"
+        self.shallow.rewind(num_tokens)
 
 
 class ScriptTarget(TableTarget):

@@ -19,6 +19,7 @@ DRAFTERS = Registry(
         "suffix": "metasd.drafters.suffix:SuffixDrafter",
         "lm": "metasd.drafters.lm:LMDrafter",
         "eagle": "metasd.drafters.eagle.drafter:EagleDrafter",
+        "early-exit": "metasd.drafters.early_exit:EarlyExitDrafter",
         "ngram-lm": "metasd.drafters.ngram_lm:NgramLMDrafter",
     },
 )

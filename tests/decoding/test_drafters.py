@@ -58,6 +58,7 @@ def features_behind(drafter: Drafter, last: int, token_ids: Sequence[int]) -> Te
 
 def begin(drafter: Drafter, text: Sequence[int], law: SamplingLaw) -> Drafter:
     drafter.reset(Request(tuple(text), law, 1000, features_behind(drafter, text[0], text[1:])))
+    drafter.target.tokens = list(text[:-1])
     LAST[id(drafter)] = text[-1]
     commit(drafter, [])
     return drafter
@@ -69,7 +70,9 @@ LAST: dict[int, int] = {}
 
 def commit(drafter: Drafter, token_ids: Sequence[int]) -> None:
     drafter.commit(token_ids, features_behind(drafter, LAST[id(drafter)], token_ids))
-    LAST[id(drafter)] = [LAST[id(drafter)], *token_ids][-1]
+    read = [LAST[id(drafter)], *token_ids]
+    drafter.target.tokens += read[:-1]
+    LAST[id(drafter)] = read[-1]
 
 
 def ids_and_laws(made: Draft) -> tuple[Tensor, Tensor]:
@@ -213,7 +216,7 @@ def test_score_gives_the_laws_of_single_drafts(name: str, law: SamplingLaw, star
         if made is not None:
             walker.rewind(1)
         commit(walker, [token])
-    LAST[id(scorer)] = tokens[-1]
+    scorer.target.tokens, LAST[id(scorer)] = TEXT[: start + 8], tokens[-1]
     assert same(draft(scorer, 3, nonce=2), draft(walker, 3, nonce=2))
 
 

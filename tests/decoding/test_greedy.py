@@ -34,6 +34,7 @@ MAKERS: dict[str, Any] = {
     "lm": lambda target: noisy(target, 0.01),
     "eagle": lambda target: made("eagle", target),
     "ngram-lm": lambda target: made("ngram-lm", target),
+    "early-exit": lambda target: made("early-exit", target),
     "copy with noise 0.001": lambda target: noisy(target, 0.001),
     "copy with noise 1": lambda target: noisy(target, 1.0),
     "oracle": lambda target: Replay(target, answer()),
