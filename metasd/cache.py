@@ -146,11 +146,11 @@ class ShallowCache:
         name = next((name for name, child in decoder.named_children() if isinstance(child, nn.ModuleList)), None)
         if name is None:
             raise MetaSDError(f"early exit: no list of layers in {type(decoder).__name__}")
-        short = _sibling(decoder)
+        short = sibling(decoder)
         short._modules[name] = nn.ModuleList(list(getattr(decoder, name))[:num_layers])
         short.config = copy.copy(decoder.config)
         short.config.num_hidden_layers = num_layers
-        self._model = _sibling(whole.model)
+        self._model = sibling(whole.model)
         for key, child in whole.model.named_children():
             if child is decoder:
                 self._model._modules[key] = short
@@ -172,7 +172,7 @@ class ShallowCache:
         return logits
 
 
-def _sibling(module: Any) -> Any:
+def sibling(module: Any) -> Any:
     """A module with the same parameters and children, whose children can be replaced."""
     other = copy.copy(module)
     other._modules = dict(module._modules)

@@ -114,8 +114,8 @@ def _write_log(path: Path | None, records: Sequence[TokenRecord]) -> None:
         with path.open("w") as file:
             for record in records:
                 rounded = asdict(record)
-                for name in ("ratio", "overlap"):
-                    rounded[name] = [round(value, 5) for value in rounded[name]]
+                scores = rounded.pop("scores")
+                rounded |= {name: [round(value, 5) for value in values] for name, values in scores.items()}
                 file.write(json.dumps(rounded) + "\n")
     except OSError as error:
         raise MetaSDError(f"--log: cannot write {str(path)!r}: {error.strerror}") from None

@@ -9,6 +9,7 @@ from metasd.core import SamplingLaw, refuse
 
 OBJECTIVES = ("speed", "tokens")
 SCORINGS = ("block", "row")
+SCORED = ("off", "free", "all")
 RULES = ("token", "block")
 MAX_NUM_DRAFT_TOKENS = 8
 """The longest block that `num_draft_tokens="auto"` considers."""
@@ -145,11 +146,17 @@ class EngineConfig:
     rule: str = "token"
     scoring: str = "block"
     kv_budget: int | None = None
+    token_scores: str = "off"
     device: str = "auto"
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, known in (("objective", OBJECTIVES), ("rule", RULES), ("scoring", SCORINGS)):
+        for name, known in (
+            ("objective", OBJECTIVES),
+            ("rule", RULES),
+            ("scoring", SCORINGS),
+            ("token_scores", SCORED),
+        ):
             if getattr(self, name) not in known:
                 raise refuse(name, f"one of {', '.join(known)}", repr(getattr(self, name)))
         if self.num_draft_tokens != "auto":

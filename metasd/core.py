@@ -101,6 +101,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class TokenScores:
+    """What one arm would have said to some tokens of an answer: MATH's (a, 1 - TV) for each.
+
+    Attributes:
+        ratio: min(1, q(y) / p(y)) of each token y; 0 where the arm slept.
+        overlap: 1 - TV(p, q) there, the probability that a token drafted there would have been accepted.
+    """
+
+    ratio: tuple[float, ...]
+    overlap: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """What happened in one round; also the feedback from which bandits learn. Seconds are wall-clock."""
 
@@ -121,6 +134,9 @@ class RoundRecord:
     catch_up_seconds: float = 0.0
     overhead_seconds: float = 0.0  # everything else in the round: choosing and bookkeeping
     switched: bool = False  # another arm than in the round before
+    token_scores: Mapping[str, TokenScores] = field(default_factory=dict)
+    """By arm that was asked, for the round's first emitted tokens; empty unless the engine keeps them. The drafting
+    arm's are those of its draft, where a head reads its own features behind the first position."""
 
     @property
     def seconds(self) -> float:

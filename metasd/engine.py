@@ -90,8 +90,9 @@ class MetaSD:
             options: fields of EngineConfig: bandit ("auto" or a name, also `name:key=value,...`), reward ("auto", "be",
                 "bd", "rb"), objective ("speed": tokens a second; "tokens": tokens a round), num_draft_tokens ("auto" or
                 a number), rule ("token", "block"), scoring ("block"; "row": each position in a forward pass of its own,
-                rounded as in plain decoding), kv_budget (None), device ("auto", "cpu", "cuda"), dtype ("auto": the
-                checkpoint's, or its name).
+                rounded as in plain decoding), kv_budget (None), token_scores ("off"; "free": a round records what the
+                drafting arm, and those that cost next to nothing, say to its tokens; "all": every arm), device ("auto",
+                "cpu", "cuda"), dtype ("auto": the checkpoint's, or its name).
 
         Raises:
             UsageError: a name or value is unknown; the known ones are listed.
@@ -217,6 +218,7 @@ class MetaSD:
             rule=self.config.rule,
             num_draft_tokens=self._num_draft_tokens,
             max_new_tokens=params.max_new_tokens,
+            token_scores="off" if is_plain else self.config.token_scores,
             last_token=prompt_ids[-1],
         )
         return sequence, prefill_seconds

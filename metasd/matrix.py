@@ -3,38 +3,33 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from metasd.core import Draft, Request, SamplingLaw
+from metasd.core import Request, SamplingLaw, TokenScores
 from metasd.drafters import Drafter
-from metasd.logits import law_cutoff
+from metasd.scores import score_tokens
 from metasd.target import Target
 from metasd.training.answers import Answer
-from metasd_kernels import verify
 
 NUM_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """One arm on one answer of the target: for each of its m tokens what MATH calls (a, 1 - TV).
+    """One arm on one answer of the target.
 
     Attributes:
         arm: the drafter.
         domain: of the prompt.
         temperature: of the law, and with which the answer was drawn.
-        ratio: min(1, q(y) / p(y)) of each token y of the answer; 0 where the arm slept.
-        overlap: 1 - TV(p, q) there, the probability that a token drafted there would have been accepted.
+        scores: of its tokens.
     """
 
     arm: str
     domain: str
     temperature: float
-    ratio: tuple[float, ...]
-    overlap: tuple[float, ...]
+    scores: TokenScores
 
 
 @torch.inference_mode()
@@ -53,57 +48,7 @@ def score_answer(target: Target, drafters: Mapping[str, Drafter], answer: Answer
         own = torch.cat(parts, dim=-1) if parts else None
         drafter.reset(Request(prompt, law, len(prompt) + len(tokens), None if own is None else own[:behind]))
         laws = drafter.score(tokens, None if own is None else own[behind:])
-        ratio, overlap = compare(rows, laws, tokens, law)
-        yield TokenRecord(arm, answer.domain, answer.temperature, ratio, overlap)
-
-
-def compare(
-    rows: Tensor, laws: Draft, token_ids: Sequence[int], law: SamplingLaw
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(min(1, q(y) / p(y)), 1 - TV(p, q)) at each of m positions.
-
-    Args:
-        rows: `[m, V]`, the target's logits before each token.
-        laws: the drafter's, from `Drafter.score`.
-        token_ids: the m tokens y.
-        law: the target's temperature and cutoffs.
-    """
-    emitted = torch.tensor([token_ids], device=rows.device)
-    block = torch.cat([rows, rows[-1:]]).unsqueeze(0)  # verify wants a row behind the last draft token
-    cutoff = law_cutoff(block, law)
-    # The tokens stand in for drafts: TV does not depend on them, and p(y) comes from a draft that is a point mass.
-    options: dict[str, Any] = {
-        "temperature": law.temperature,
-        "target_cutoff": cutoff,
-        "seed": torch.zeros_like(emitted[0, :1]),
-    }
-    p = verify(block, emitted, **options).accept_probability[0]
-    if laws.logits is None:
-        guessed = verify(block, laws.token_ids.clamp(min=0), **options).accept_probability[0]
-        q = (laws.token_ids[0] == emitted[0]).to(p.dtype)
-        overlap = guessed
-    else:
-        made = verify(
-            block, emitted, laws.logits, draft_temperature=laws.temperature, draft_cutoff=laws.cutoff,
-            draft_to_target=laws.draft_to_target, **options,
-        )  # fmt: skip
-        overlap = 1 - made.tv_distance[0]
-        q = _probabilities(laws, emitted[0])
-    is_awake = laws.token_ids[0] >= 0
-    ratio = torch.where(is_awake, (q / p).clamp(max=1).nan_to_num(), 0)
-    return tuple(ratio.tolist()), tuple(torch.where(is_awake, overlap, 0).tolist())
-
-
-def _probabilities(laws: Draft, token_ids: Tensor) -> Tensor:
-    """q(y) of each token, `[m]`, from a draft's own rows."""
-    assert laws.logits is not None
-    rows = laws.logits[0].float()
-    if laws.cutoff is not None:
-        rows = rows.masked_fill(rows < laws.cutoff[0].unsqueeze(-1), -torch.inf)
-    q = (rows / laws.temperature).softmax(-1)
-    ids = torch.arange(rows.shape[-1], device=rows.device) if laws.draft_to_target is None else laws.draft_to_target
-    ids = ids[0] if ids.dim() == 3 else ids.expand(rows.shape)
-    return (q * (ids == token_ids.unsqueeze(-1))).sum(-1)
+        yield TokenRecord(arm, answer.domain, answer.temperature, score_tokens(rows, laws, tokens, law))
 
 
 @dataclass(frozen=True)
@@ -119,7 +64,7 @@ def means(records: Sequence[TokenRecord]) -> dict[str, dict[str, list[tuple[floa
     table: dict[str, dict[str, list[tuple[float, int]]]] = {}
     for record in records:
         cells = table.setdefault(record.domain, {}).setdefault(record.arm, [])
-        cells.append((sum(record.overlap), len(record.overlap)))
+        cells.append((sum(record.scores.overlap), len(record.scores.overlap)))
     return table
 
 

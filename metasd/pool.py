@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from metasd.core import Offer, Request
+from metasd.core import NULL_ARM, Draft, Offer, Request
 from metasd.drafters import Drafter
 from metasd.features import FeatureBuffer
 
@@ -68,8 +68,13 @@ class Pool:
         return drafter, time.perf_counter() - start, switched
 
     def commit(
-        self, arm: str, token_ids: Sequence[int], num_rejected: int, features: Mapping[int, Tensor] | None = None
-    ) -> None:
+        self,
+        arm: str,
+        token_ids: Sequence[int],
+        num_rejected: int,
+        features: Mapping[int, Tensor] | None = None,
+        asked: str = "off",
+    ) -> dict[str, Draft]:
         """Take a round's tokens: the active arm forgets what was rejected, followers get the rest.
 
         Args:
@@ -77,19 +82,35 @@ class Pool:
             token_ids: what the round yielded.
             num_rejected: draft tokens that were not accepted.
             features: the target's `[1, M, H]` by layer, row i of the token before `token_ids[i]`.
+            asked: who is asked for its laws of these tokens: "off": nobody; "free": followers, which take next to no
+                time; "all": everybody, who then needs no catching up.
+
+        Returns:
+            the laws of those asked.
         """
         if num_rejected:
             self.drafters[arm].rewind(num_rejected)
         self._tokens.extend(token_ids)
         self._features.append(features or {}, len(token_ids))
+        laws = {}
         for name, drafter in self.drafters.items():
-            if drafter.follows:
-                self._catch_up(name)
+            if asked == "all" or drafter.follows:
+                made = self._catch_up(name, len(token_ids) if asked != "off" else 0)
+                if made is not None:
+                    laws[name] = made
+        return laws
 
-    def _catch_up(self, arm: str) -> None:
-        start = self._num_seen[arm]
-        self.drafters[arm].commit(self._tokens[start:], self._features_behind(arm, max(start - 1, 0)))
-        self._num_seen[arm] = len(self._tokens)
+    def _catch_up(self, arm: str, num_scored: int = 0) -> Draft | None:
+        """Bring a drafter to the end of the sequence; its laws of the last tokens, if it is asked for them."""
+        drafter, start, end = self.drafters[arm], self._num_seen[arm], len(self._tokens)
+        self._num_seen[arm] = end
+        behind = end - num_scored
+        features = self._features_behind(arm, max(start - 1, 0))
+        if start < behind or not num_scored:
+            drafter.commit(self._tokens[start:behind], None if features is None else features[: behind - start])
+        if not num_scored or arm == NULL_ARM:
+            return None
+        return drafter.score(self._tokens[behind:], None if features is None else features[behind - start :])
 
     def _features_behind(self, arm: str, start: int) -> Tensor | None:
         """Those of tokens `start` to the last but one: what comes behind them is known."""

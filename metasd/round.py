@@ -8,12 +8,13 @@ from torch import Tensor
 
 from metasd.bandits import Bandit
 from metasd.config import MAX_NUM_DRAFT_TOKENS
-from metasd.core import Choice, Coins, Offer, RoundRecord, refuse
+from metasd.core import Choice, Coins, Draft, Offer, RoundRecord, TokenScores, refuse
 from metasd.logits import LogitsPipeline
 from metasd.pool import Pool
+from metasd.scores import score_round
 from metasd.stopping import StopScanner
 from metasd.target import Target
-from metasd.verification import verify_draft
+from metasd.verification import Verdict, verify_draft
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Sequence:
     rule: str
     num_draft_tokens: int | None  # None: the bandit chooses, up to MAX_NUM_DRAFT_TOKENS
     max_new_tokens: int
+    token_scores: str  # of which arms they are kept: "off", "free", "all"
     last_token: int  # the last committed token: the target has not read it yet
     rounds: list[RoundRecord] = field(default_factory=list)
 
@@ -73,7 +75,9 @@ def play_round(sequence: Sequence) -> Round:
     num_draft, num_accepted = draft.num_tokens if draft else 0, verdict.num_accepted_tokens
     token_ids = verdict.output_token_ids
     target.rewind(num_draft - num_accepted)
-    pool.commit(choice.arm, token_ids, num_draft - num_accepted, target.take_features())
+    features = target.take_features()
+    laws = pool.commit(choice.arm, token_ids, num_draft - num_accepted, features, sequence.token_scores)
+    scores = _scores(sequence, choice.arm, draft, laws, verdict)
     sequence.pipeline.commit(token_ids)
     sequence.last_token = token_ids[-1]
 
@@ -96,10 +100,21 @@ def play_round(sequence: Sequence) -> Round:
         catch_up_seconds=catch_up_seconds,
         overhead_seconds=time.perf_counter() - start - draft_seconds - verify_seconds - catch_up_seconds,
         switched=switched,
+        token_scores=scores,
     )
     sequence.rounds.append(record)
     bandit.update(round_id, record)
     return Round(record, token_ids, logits)
+
+
+def _scores(
+    sequence: Sequence, arm: str, draft: Draft | None, laws: dict[str, Draft], verdict: Verdict
+) -> dict[str, TokenScores]:
+    """The scores of the drafting arm and of those that were asked, if they are kept."""
+    if sequence.token_scores == "off" or verdict.rows is None:
+        return {}
+    asked = {**({arm: draft} if draft else {}), **laws}
+    return score_round(verdict.rows, asked, verdict.output_token_ids, sequence.pipeline.law)
 
 
 def _checked(choice: Choice, offers: dict[str, Offer]) -> Choice:

@@ -110,6 +110,7 @@ class Target:
 
     Attributes:
         model, tokenizer: the transformers objects.
+        source: where they were loaded from; empty for ready ones.
         device: where logits lie.
         eos_token_ids: the tokens that end an answer.
         context_length: the most tokens that prompt and answer may have together.
@@ -118,6 +119,8 @@ class Target:
 
     def __init__(self, model: Any, tokenizer: Any, scoring: str = "block") -> None:
         self.model, self.tokenizer = model, tokenizer
+        self.source = ""
+        self.probes: dict[tuple[int, ...], list[tuple[Tensor, Tensor, Tensor]]] = {}  # for white-box self-checks
         self.lock = threading.Lock()
         self._cache = ModelCache(model, "target")
         self._scoring = scoring
@@ -138,7 +141,9 @@ class Target:
         Raises:
             MetaSDError: see `load_model`.
         """
-        return cls(*load_model(source, "target", resolve_device(device), resolve_dtype(dtype)), scoring)
+        target = cls(*load_model(source, "target", resolve_device(device), resolve_dtype(dtype)), scoring)
+        target.source = source
+        return target
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a raw string, of chat messages (through the chat template), or of ids as they are.

@@ -23,6 +23,7 @@ class Verdict:
     num_expected_accepted: float
     block_divergence: float
     status: int
+    rows: Tensor | None = None  # [1, M, V], the processed rows of the positions that were reached at least
 
 
 def read_verdict(output: VerifyOutput) -> Verdict:
@@ -73,7 +74,7 @@ def verify_draft(
     token_ids = draft.token_ids if draft else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
     rows = pipeline.rows(logits, token_ids)
     verdict = read_verdict(_call_verify(rows, draft, token_ids, pipeline, coins, rule=rule))
-    return replace(verdict, output_token_ids=stops.scan(verdict.output_token_ids))
+    return replace(verdict, output_token_ids=stops.scan(verdict.output_token_ids), rows=rows)
 
 
 def _call_verify(
@@ -117,10 +118,12 @@ def _verify_stepwise(
     token_ids: list[int] = []
     tv: list[float] = []
     probability: list[float] = []
+    rows: list[Tensor] = []
     status = num_accepted = 0
     for k in range(num_draft + 1):
         drafted = draft.token_ids[:, :k] if draft else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
         row = pipeline.rows(logits[:, k : k + 1], drafted)
+        rows.append(row)
         step = _position(draft, k) if draft and k < num_draft else None
         block = row.expand(1, 2, -1) if step else row  # the bonus row of a one-token block is not used
         one = torch.cat([uniform[:, k : k + 1], uniform[:, -2:]], dim=1) if step else uniform[:, -2:]
@@ -142,6 +145,7 @@ def _verify_stepwise(
         overlap,
         overlap / max(len(tv), 1),
         status,
+        torch.cat(rows, dim=1),
     )
 
 

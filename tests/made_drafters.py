@@ -16,6 +16,7 @@ from metasd.drafters.eagle.checkpoint import save_head
 from metasd.drafters.eagle.drafter import EagleDrafter
 from metasd.drafters.eagle.head import EagleHead
 from metasd.drafters.early_exit import EarlyExitDrafter
+from metasd.drafters.lm import LMDrafter
 from metasd.drafters.ngram_lm import NgramLMDrafter, write_ngram_lm
 from metasd.target import Target
 from metasd.training.eagle_run import head_config
@@ -48,13 +49,25 @@ def counts_file(vocab_size: int) -> Path:
     return path
 
 
+def lm_with_fewer_rows(target: Target) -> LMDrafter:
+    """A causal model that drafts even tokens only."""
+    size = target.vocab_size
+    path = FOLDER / f"ids{size}.json"
+    path.write_text(str(list(range(0, size, 2))))
+    model = toy_llama(seed=1, vocab_size=size)
+    return LMDrafter(target, "lm-even", vocab_ids=str(path), model=model)
+
+
 SPECIAL: dict[str, Callable[[Target], Drafter]] = {
     "lm": lambda target: lm(target, toy_llama(seed=1, vocab_size=target.vocab_size), "lm"),
+    "lm-even": lm_with_fewer_rows,
     "eagle": eagle,
     "early-exit": lambda target: EarlyExitDrafter(target, 1),
     "ngram-lm": lambda target: NgramLMDrafter(target, str(counts_file(target.vocab_size)), "ngram-lm"),
 }
 """Drafters that a bare name does not build."""
+NAMES = list(dict.fromkeys([*DRAFTERS.names(), *SPECIAL]))
+"""What the contract tests run over."""
 
 
 def made(name: str, target: Target) -> Drafter:

@@ -22,7 +22,7 @@ FLOORS = [
     {"training"},
     {"__init__", "engine"},
     {"round"},
-    {"pool", "verification"},
+    {"pool", "scores", "verification"},
     {"bandits", "drafters", "logits", "stopping"},
     {"target"},
     {"cache", "demo", "metrics", "features"},

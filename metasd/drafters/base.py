@@ -131,6 +131,10 @@ class Drafter(ABC):
     def rewind(self, num_tokens: int) -> None:  # noqa: B027 - optional
         """Forget the last `num_tokens` tokens of the last draft: they were rejected. Comes before `commit`."""
 
+    def self_check(self) -> str | None:
+        """A measurement on a short text, after loading; what to warn of, or None."""
+        return None
+
     def memory_bytes(self) -> dict[str, int]:
         """Bytes held, by what they are for."""
         return {}

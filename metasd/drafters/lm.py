@@ -1,5 +1,6 @@
 """Any smaller causal model with the target's tokenizer: the drafter of classic speculative decoding."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from metasd.cache import ModelCache
+from metasd.cache import ModelCache, sibling
 from metasd.core import Coins, Draft, MetaSDError, Offer, Position, Request
 from metasd.drafters.base import Drafter
 from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
@@ -24,6 +25,8 @@ class LMDrafter(Drafter):
         path: folder or hub id of the model.
         name: of the arm; by default the last part of the path.
         temperature_scale: it draws at the request's temperature times this.
+        vocab_ids: JSON file with a list of token ids: only these are drafted, and only their rows of the model's head
+            are computed.
         model, tokenizer: a ready transformers model instead; then `path` is only its name.
 
     Raises:
@@ -36,6 +39,7 @@ class LMDrafter(Drafter):
         path: str,
         name: str = "",
         temperature_scale: float = 1.0,
+        vocab_ids: str = "",
         model: Any = None,
         tokenizer: Any = None,
     ) -> None:
@@ -47,6 +51,9 @@ class LMDrafter(Drafter):
             model, tokenizer = load_model(path, f"drafter {path!r}", target.device, target.model.dtype)
         if tokenizer is not None and target.tokenizer is not None:
             _check_tokenizer(self.name, tokenizer, target.tokenizer)
+        self._map = read_vocab_ids(Path(vocab_ids).expanduser(), model, target) if vocab_ids else None
+        if self._map is not None:
+            model = with_fewer_rows(model, self._map)
         self._cache = ModelCache(model, f"drafter {self.name!r}")
         sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (model, target.model)]
         self.nominal_cost = sizes[0] / sizes[1]
@@ -88,11 +95,15 @@ class LMDrafter(Drafter):
         drawing = BlockDrawing(self._law, coins)
         tokens: list[Tensor] = []
         for _ in range(num_draft_tokens):
-            # A draft token must be one that the target can read: the law is that over the vocabulary of both.
-            pending = drawing.draw(self._cache.feed(pending, 1)[:, -1, : self.target.vocab_size]).view(1, 1)
+            index = drawing.draw(self._readable(self._cache.feed(pending, 1)[:, -1]))
+            pending = (index if self._map is None else self._map[index]).view(1, 1)
             tokens.append(pending)
         self._num_drafted = num_draft_tokens
-        return drawing.draft(torch.cat(tokens, dim=1))
+        return drawing.draft(torch.cat(tokens, dim=1), self._map)
+
+    def _readable(self, logits: Tensor) -> Tensor:
+        """A draft token must be one that the target can read: the law is that over the vocabulary of both."""
+        return logits if self._map is not None else logits[..., : self.target.vocab_size]
 
     def score(self, token_ids: Sequence[int], features: Tensor | None = None) -> Draft:
         """See `Drafter.score`."""
@@ -104,8 +115,8 @@ class LMDrafter(Drafter):
             return asleep
         self._cache.rewind(self._cache.num_tokens - known + 1)
         pending = torch.tensor([self._tokens[self._cache.num_tokens : -1]], device=self.target.device)
-        rows = self._cache.feed(pending, len(token_ids))[0, :, : self.target.vocab_size]
-        return scored(rows, self._law)
+        rows = self._cache.feed(pending, len(token_ids))[0]
+        return scored(self._readable(rows), self._law, self._map)
 
     def rewind(self, num_tokens: int) -> None:
         """The last draft token was never fed, so one rejected token less than that is in the cache."""
@@ -115,6 +126,37 @@ class LMDrafter(Drafter):
     def memory_bytes(self) -> dict[str, int]:
         weights = sum(p.numel() * p.element_size() for p in self._cache.model.parameters())
         return {"weights": weights, "cache": self._cache.memory_bytes()}
+
+
+def read_vocab_ids(path: Path, model: Any, target: "Target") -> Tensor:
+    """A reduced vocabulary, ascending `[V_d]` int64.
+
+    Raises:
+        MetaSDError: the file is no JSON list of different ids that both models have.
+    """
+    most = min(model.get_output_embeddings().weight.shape[0], target.vocab_size)
+    try:
+        ids = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise MetaSDError(f"vocab_ids: cannot read {str(path)!r}: {error}") from None
+    is_list = isinstance(ids, list) and ids and all(type(item) is int and 0 <= item < most for item in ids)
+    if not is_list or len(set(ids)) != len(ids):
+        raise MetaSDError(f"vocab_ids: {path}: expected a list of different token ids in [0, {most})")
+    return torch.tensor(sorted(ids), device=target.device)
+
+
+def with_fewer_rows(model: Any, ids: Tensor) -> Any:
+    """The model with a head of these rows only; the model itself stays as it is."""
+    whole = model.get_output_embeddings()
+    head = torch.nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+    head.weight = torch.nn.Parameter(whole.weight.detach()[ids], requires_grad=False)
+    if whole.bias is not None:
+        head.bias = torch.nn.Parameter(whole.bias.detach()[ids], requires_grad=False)
+    other = sibling(model)
+    for name, child in model.named_children():
+        if child is whole:
+            other._modules[name] = head
+    return other
 
 
 def _check_tokenizer(name: str, tokenizer: Any, reference: Any) -> None:

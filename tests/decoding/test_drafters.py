@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from made_drafters import made
+from made_drafters import NAMES, made
 from scipy.stats import chi2
 from torch import Tensor
 from toys import TableTarget, engine_of, lm, toy_features, toy_llama
 
 from metasd import SamplingParams
 from metasd.core import Coins, Draft, Request, SamplingLaw
-from metasd.drafters import DRAFTERS, Drafter, load_drafters
+from metasd.drafters import Drafter, load_drafters
 from metasd.drafters.copying import copied_position
 from metasd.target import Target
 
@@ -32,7 +32,7 @@ def make(name: str) -> Drafter:
     return made(name, make_target())
 
 
-@pytest.fixture(params=DRAFTERS.names())
+@pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

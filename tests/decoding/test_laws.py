@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_drafters import made
+from made_drafters import NAMES, made
 from scipy.stats import chi2
 from toys import Clock, Forgetful, TableDrafter, TableTarget, engine_of, install_clock, lm, toy_llama
 
@@ -23,7 +23,7 @@ from metasd import MetaSD, SamplingParams, verification
 from metasd import round as rounds
 from metasd.bandits import BANDITS
 from metasd.core import Choice, Coins, Offer, RoundRecord
-from metasd.drafters import DRAFTERS, Drafter
+from metasd.drafters import Drafter
 from metasd_kernels import VerifyOutput, verify
 
 ERROR_RATE = 1e-9
@@ -96,7 +96,7 @@ def check(engine: MetaSD, target: TableTarget, **params: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("kind", [*DRAFTERS.names(), "table"])
+@pytest.mark.parametrize("kind", [*NAMES, "table"])
 def test_law_for_each_drafter(kind: str, rule: str, target: TableTarget) -> None:
     engine = engine_of(target, [drafter(kind, target)], bandit="fixed", num_draft_tokens=3, rule=rule)
     check(engine, target)

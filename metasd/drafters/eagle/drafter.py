@@ -13,6 +13,7 @@ from metasd.drafters.base import Drafter
 from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
 from metasd.drafters.eagle.checkpoint import load_head
 from metasd.drafters.eagle.head import HeadCache
+from metasd.drafters.eagle.selfcheck import THRESHOLD, probes
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -131,6 +132,23 @@ class EagleDrafter(Drafter):
         if before is None:  # no token before the first that the target has read: asleep there
             laws.token_ids[0, 0] = -1
         return laws
+
+    @torch.inference_mode()
+    def self_check(self) -> str | None:
+        """Compares the head's choices with the target's on short texts."""
+        shares = []
+        for ids, features, choice in probes(self.target, self.feature_layers):
+            embedded = functional.embedding(ids[:, 1:], self._embedding)
+            out, _ = self._head(embedded, self._head.fuse(features[:, :-1]), HeadCache())
+            guess = functional.linear(out, self._matrix, self._bias).argmax(-1)
+            guess = guess if self._map is None else self._map[guess]
+            shares.append(float((guess == choice[:, 1:]).float().mean()))
+        if max(shares) >= THRESHOLD:
+            return None
+        return (
+            f"drafter {self.name!r} guesses {max(shares):.0%} of the target's tokens on the best of {len(shares)} test "
+            f"texts, where a head for this target guesses {THRESHOLD:.0%} and more: is it a head for another target?"
+        )
 
     def memory_bytes(self) -> dict[str, int]:
         weights: list[Tensor] = list(self._head.parameters())

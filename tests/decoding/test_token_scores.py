@@ -1,0 +1,75 @@
+"""What each arm would have said to the emitted tokens: the same numbers in the loop, teacher-forced, and by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from made_drafters import made
+from toys import PROMPT, engine_of, toy_target
+
+from metasd import SamplingParams
+from metasd.core import Draft, SamplingLaw
+from metasd.matrix import score_answer
+from metasd.scores import score_tokens
+from metasd.training.answers import Answer
+
+ARMS = ["eagle", "lm", "ngram-lm", "early-exit", "suffix"]
+LAWS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.9, "seed": 3}}
+
+
+@pytest.mark.parametrize("bandit", ["round-robin", "fixed:arm=eagle", "fixed:arm=null"])
+@pytest.mark.parametrize("law", LAWS)
+def test_the_loop_says_what_teacher_forcing_says(law: str, bandit: str) -> None:
+    """Every arm at every emitted token, whoever drafted; the drafting arm behind its first token excepted."""
+    target = toy_target()
+    engine = engine_of(target, [made(arm, target) for arm in ARMS], bandit=bandit, token_scores="all")
+    result = engine.generate(PROMPT, SamplingParams(max_new_tokens=30, **LAWS[law]))
+    answer = Answer("", "", LAWS[law].get("temperature", 0.0), tuple(PROMPT), tuple(result.token_ids))
+    drafters = {arm: made(arm, target) for arm in ARMS}
+    with torch.inference_mode():
+        forced = {record.arm: record.scores for record in score_answer(target, drafters, answer)}
+    at = 0
+    for record in result.rounds:
+        assert set(record.token_scores) == set(ARMS)
+        for arm, scores in record.token_scores.items():
+            assert len(scores.overlap) == len(scores.ratio) == record.num_output_tokens
+            for k, (ratio, overlap) in enumerate(zip(scores.ratio, scores.overlap, strict=True)):
+                assert ratio == pytest.approx(forced[arm].ratio[at + k], abs=2e-4)
+                assert overlap == pytest.approx(forced[arm].overlap[at + k], abs=2e-4)
+        at += record.num_output_tokens
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_free_asks_those_that_cost_nothing_and_the_drafting_arm(law: str) -> None:
+    target = toy_target()
+    engine = engine_of(target, [made(arm, target) for arm in ARMS], bandit="fixed:arm=lm", token_scores="free")
+    result = engine.generate(PROMPT, SamplingParams(max_new_tokens=20, **LAWS[law]))
+    for record in result.rounds[:-1]:
+        assert set(record.token_scores) == {"ngram-lm", "early-exit", "suffix", "lm"}
+        overlap = record.token_scores["lm"].overlap
+        assert len(overlap) == min(record.num_draft_tokens, record.num_output_tokens)
+        assert overlap == pytest.approx([1 - tv for tv in record.tv_distance[: len(overlap)]], abs=1e-6)
+
+
+def test_nothing_is_recorded_unless_asked() -> None:
+    target = toy_target()
+    result = engine_of(target, ["suffix"]).generate(PROMPT, SamplingParams(max_new_tokens=5))
+    assert all(record.token_scores == {} for record in result.rounds)
+
+
+def test_by_hand() -> None:
+    """p = (1/2, 1/4, 1/4), q = (1/4, 3/4) over the tokens 2 and 0: TV = 1/4 at each position."""
+    rows = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(3, -1).contiguous()
+    laws = Draft(
+        torch.tensor([[0, 0, -1]]), torch.tensor([[0.25, 0.75]] * 3).log().unsqueeze(0), 1.0, None, torch.tensor([2, 0])
+    )
+    scores = score_tokens(rows, laws, [0, 1, 0], SamplingLaw(1.0))
+    assert scores.overlap == pytest.approx([0.75, 0.75, 0.0])  # sum of min(p, q); asleep at the third
+    assert scores.ratio == pytest.approx([1.0, 0.0, 0.0])  # min(1, 0.75 / 0.5); q(1) = 0
+    point = score_tokens(rows, Draft(torch.tensor([[0, 2, 1]])), [0, 1, 1], SamplingLaw(1.0))
+    assert point.overlap == pytest.approx([0.5, 0.25, 0.25])  # p(x)
+    assert point.ratio == pytest.approx([1.0, 0.0, 1.0])
+    greedy = score_tokens(rows, Draft(torch.tensor([[0, 2, -1]])), [0, 0, 0], SamplingLaw(0.0))
+    assert greedy.overlap == greedy.ratio == (1.0, 0.0, 0.0)
+    assert math.isclose(sum(point.overlap), 1.0)
