@@ -156,3 +156,4 @@ def write_ngram_lm(path: Path, levels: Sequence[Level], vocab_size: int, metadat
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, {**metadata, "format": FORMAT, "vocab_size": str(vocab_size)})
+    path.chmod(0o644)  # safetensors makes files that only their owner can read

@@ -152,6 +152,7 @@ def save_head(folder: Path, head: EagleHead, draft_to_target: Tensor | None, met
     folder.mkdir(parents=True, exist_ok=True)
     parts = {name: folder / f"{name}.partial" for name in ("model.safetensors", "config.json")}
     save_file(tensors, parts["model.safetensors"], metadata={**metadata, "format": "pt"})
+    parts["model.safetensors"].chmod(0o644)  # safetensors makes files that only their owner can read
     dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
     parts["config.json"].write_text(json.dumps(_llama_config(config, num_rows, dtype), indent=2) + "\n")
     for name, part in parts.items():  # a reader never meets half a file
