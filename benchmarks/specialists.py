@@ -3,8 +3,8 @@
     python benchmarks/specialists.py PROMPTS.jsonl --num 8 --json OUT.json
 
 Greedy, float32, the chat template, the prompt's forward pass and the first round left out. Acceptance length (bonus
-included) with four draft tokens over all prompts of the domain that are asked for; speed as the ratio of tokens a second
-to plain decoding of the same prompts in the same run, systems taking turns, at each block length: the best is shown.
+included) with four draft tokens; speed as the ratio of tokens a second to plain decoding of the same prompts in the
+same run, systems taking turns, at each block length: the best is shown.
 """
 
 import argparse

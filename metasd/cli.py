@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ from metasd.core import MetaSDError, UsageError, jsonable, refuse
 from metasd.engine import MetaSD
 from metasd.metrics import GenerationResult
 from metasd.prompts import BUILT_IN, PromptRecord, read_prompts
+from metasd.target import Target
 
 app = typer.Typer(
     add_completion=False,
@@ -165,10 +167,23 @@ app.command("matrix")(matrix_command)
 
 
 @app.command()
-def info(json_file: JsonOption = None) -> None:
-    """Versions, devices, backends and why one is not available, cache folders."""
+def info(
+    load: Annotated[
+        bool, typer.Option("--load", help="Load the demo target and pool, and say what they take.")
+    ] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Versions, devices, backends and why one is not available, cache folders, the demo pool and its memory."""
     facts = report.environment()
     out.print(report.environment_table(facts))
+    if load:
+        with status("loading the demo target") as shown, log_to(shown):
+            target = Target.load("demo")
+            begin = time.perf_counter()
+            engine = MetaSD.from_pretrained(target, drafters="demo")
+            facts["pool_seconds"] = round(time.perf_counter() - begin, 2)
+        facts["memory"] = report.memory(engine)
+        out.print(report.memory_table(facts["memory"], facts["pool_seconds"]))
     write_json(json_file, facts)
 
 

@@ -15,6 +15,8 @@ from metasd.check import GreedyOutcome, LawOutcome
 from metasd.config import PRESETS
 from metasd.core import jsonable
 from metasd.drafters import DRAFTERS
+from metasd.drafters.demo import entries as demo_entries
+from metasd.engine import MetaSD
 from metasd.metrics import ArmStats, GenerationResult
 from metasd_kernels.backends import obstacles
 
@@ -141,11 +143,43 @@ def environment() -> dict[str, Any]:
         "backends": {name: reason or "available" for name, reason in obstacles().items()},
         "auto backend": metasd_kernels.available_backends()[0],
         "drafters": DRAFTERS.names(),
+        "demo pool": _demo_pool(),
         "bandits": BANDITS.names(),
         "rewards": list(REWARDS),
         "presets": list(PRESETS),
         "cache folder": f"{folder} ({sum(path.stat().st_size for path in files) / 1e6:.0f} MB)",
     }
+
+
+def _demo_pool() -> str:
+    listed = demo_entries()
+    return f"{len(listed)} drafters, {sum(entry.num_bytes for entry in listed) / 1e6:.1f} MB on disk"
+
+
+def memory(engine: MetaSD) -> dict[str, dict[str, int]]:
+    """Bytes held by the target and each drafter, by what they are for."""
+    return {
+        "target": engine.target.memory_bytes(),
+        **{name: drafter.memory_bytes() for name, drafter in engine.pool.drafters.items()},
+    }
+
+
+def memory_table(held: Mapping[str, Mapping[str, int]], seconds: float) -> Table:
+    """Megabytes by owner and purpose; what drafters share counts once in the sum."""
+    table = Table(title=f"memory in MB (the pool was loaded in {seconds:.1f} s)")
+    table.add_column("held by")
+    purposes = list(dict.fromkeys(purpose for parts in held.values() for purpose in parts))
+    for purpose in purposes:
+        table.add_column(purpose, justify="right")
+    for name, parts in held.items():
+        table.add_row(name, *(f"{parts[purpose] / 1e6:.1f}" if purpose in parts else "" for purpose in purposes))
+    sums = []
+    for purpose in purposes:
+        values = [parts.get(purpose, 0) for name, parts in held.items() if name != "target"]
+        sums.append(max(values) if "shared" in purpose else sum(values))
+    table.add_section()
+    table.add_row("the pool", *(f"{value / 1e6:.1f}" for value in sums))
+    return table
 
 
 def environment_table(facts: Mapping[str, Any]) -> Table:

@@ -1,5 +1,6 @@
 """The target: model, tokenizer and cache of the language model whose law the output has."""
 
+import hashlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -124,6 +125,7 @@ class Target:
         self.lock = threading.Lock()
         self._cache = ModelCache(model, "target")
         self._scoring = scoring
+        self._head_rows: dict[bytes, tuple[Tensor, Tensor | None]] = {}
         self._taps: dict[tuple[int, ...], FeatureTap] = {}
         self._tap: FeatureTap | None = None
         self.device = self._cache.device
@@ -243,6 +245,16 @@ class Target:
     def rewind(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` scored tokens."""
         self._cache.rewind(num_tokens)
+
+    def head_rows(self, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows `[n, H]` of the head and their bias, for drafters over a reduced vocabulary; those with the same share
+        them."""
+        key = hashlib.sha256(token_ids.cpu().numpy().tobytes()).digest()
+        if key not in self._head_rows:
+            head = self.model.get_output_embeddings()
+            bias = getattr(head, "bias", None)
+            self._head_rows[key] = head.weight.detach()[token_ids], None if bias is None else bias.detach()[token_ids]
+        return self._head_rows[key]
 
     @property
     def num_layers(self) -> int:

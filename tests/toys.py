@@ -144,6 +144,7 @@ class TableTarget(Target):
     def __init__(self, table: Tensor, tokenizer: Any = None, eos: Sequence[int] = (), context_length: int = 1 << 20):
         self.table = table
         self.source = ""
+        self._head_rows = {}
         self.lock = threading.Lock()
         self.model = torch.nn.Linear(1, 1)
         self.tokenizer = tokenizer or NoTokenizer()

@@ -14,6 +14,7 @@ from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
 from metasd.drafters.eagle.checkpoint import load_head
 from metasd.drafters.eagle.head import HeadCache
 from metasd.drafters.eagle.selfcheck import THRESHOLD, probes
+from metasd.drafters.places import local_folder
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -27,7 +28,7 @@ class EagleDrafter(Drafter):
 
     Args:
         target: what it drafts for.
-        path: folder of the head: EAGLE-1, -2 or -3, or speculators.
+        path: folder or hub id of the head: EAGLE-1, -2 or -3, or speculators.
         name: of the arm; by default the folder's name.
         temperature_scale: it draws at the request's temperature times this.
 
@@ -38,24 +39,25 @@ class EagleDrafter(Drafter):
     def __init__(self, target: "Target", path: str, name: str = "", temperature_scale: float = 1.0) -> None:
         super().__init__(target)
         self.name = name or Path(path).name or path
-        loaded = load_head(Path(path).expanduser(), target.model.config, dtype=target.model.dtype, device=target.device)
+        loaded = load_head(local_folder(path), target.model.config, dtype=target.model.dtype, device=target.device)
         self._scale = check_scale(temperature_scale)
         self.assumptions = loaded.assumptions
         self._head, self._map = loaded.head, loaded.draft_to_target
         self.feature_layers = loaded.head.config.feature_layers
         output = target.model.get_output_embeddings()
-        self._embedding: Tensor = target.model.get_input_embeddings().weight
-        self._matrix: Tensor = output.weight
+        self._matrix: Tensor
         self._bias: Tensor | None = None
-        if loaded.embedding is not None:
-            self._embedding = loaded.embedding
         if loaded.vocab_matrix is not None:
             self._matrix = loaded.vocab_matrix
+        elif self._map is not None:
+            self._matrix, self._bias = target.head_rows(self._map)
         else:
-            rows = slice(None) if self._map is None else self._map
-            self._matrix = output.weight[rows]  # a copy where the vocabulary is reduced
-            if getattr(output, "bias", None) is not None:
-                self._bias = output.bias[rows]
+            self._matrix, self._bias = output.weight, getattr(output, "bias", None)
+        self._is_matrix_own = loaded.vocab_matrix is not None
+        self._own_embedding = loaded.embedding
+        self._embedding: Tensor = target.model.get_input_embeddings().weight
+        if loaded.embedding is not None:
+            self._embedding = loaded.embedding
         weights = [*self._head.parameters(), self._matrix]
         whole = sum(parameter.numel() for parameter in target.model.parameters())
         self.nominal_cost = sum(weight.numel() for weight in weights) / whole
@@ -152,8 +154,13 @@ class EagleDrafter(Drafter):
 
     def memory_bytes(self) -> dict[str, int]:
         weights: list[Tensor] = list(self._head.parameters())
-        shared = {self.target.model.get_input_embeddings().weight.data_ptr()}
-        shared.add(self.target.model.get_output_embeddings().weight.data_ptr())
-        weights += [each for each in (self._matrix, self._embedding) if each.data_ptr() not in shared]
-        held = sum(each.numel() * each.element_size() for each in weights)
-        return {"weights": held, "cache": self._cache.memory_bytes()}
+        weights += [each for each in (self._own_embedding,) if each is not None]
+        weights += [self._matrix] if self._is_matrix_own else []
+        held = {"weights": sum(map(_num_bytes, weights)), "cache": self._cache.memory_bytes()}
+        if self._map is not None and not self._is_matrix_own:
+            held["rows of the target's head, shared"] = _num_bytes(self._matrix)
+        return held
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
