@@ -31,8 +31,8 @@ demo: setup  ## decode two prompts with the demo pool, and plainly, side by side
 	$(GENERATE) --prompt-file examples/prompts/summarize.txt
 	$(GENERATE) --prompt-file examples/prompts/edit_code.txt
 
-test: setup  ## run the tests: make test ARGS="-k suffix -x"
-	$(BIN)/python -m pytest $(ARGS)
+test: setup  ## run the tests on all cores: make test ARGS="-k suffix -x"
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .

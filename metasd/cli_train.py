@@ -1,5 +1,7 @@
 """`metasd train KIND DATA`: drafters for the user's own target."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +37,7 @@ def train(
     hidden_size: Annotated[int | None, typer.Option(min=8, help="lm: size of a new model.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Prompts only: tokens of an answer.")] = 144,
     licence: Annotated[str, typer.Option(help="Licence of the data, written beside the weights.")] = "unknown",
+    weight_licence: Annotated[str, typer.Option(help="Licence of the weights that are made.")] = "unknown",
     device: DeviceOption = "auto",
     json_file: JsonOption = None,
 ) -> None:
@@ -75,7 +78,8 @@ def train(
                 "data": data.name,
                 "domains": ", ".join(domains) or "all",
                 "data_licence": licence,
-                "weight_licence": "as the data's and the target's licences permit",
+                "weight_licence": weight_licence,
+                "command": _command(),
             },
             advance=bars.advance,
         )
@@ -85,3 +89,9 @@ def train(
             line(f"{name}: {value}")
     out.print(f"use it with [bold]--drafters {output}[/bold]", highlight=False)
     write_json(json_file, facts)
+
+
+def _command() -> str:
+    """What was typed, with files by their names: folders are of this machine."""
+    words = [Path(word).name if "/" in word and Path(word).exists() else word for word in sys.argv[1:]]
+    return shlex.join(["metasd", *words])
