@@ -34,6 +34,7 @@ MAKERS: dict[str, Any] = {
     "lm": lambda target: noisy(target, 0.01),
     "lm-even": lambda target: made("lm-even", target),
     "eagle": lambda target: made("eagle", target),
+    "eagle-3": lambda target: made("eagle-3", target),
     "ngram-lm": lambda target: made("ngram-lm", target),
     "early-exit": lambda target: made("early-exit", target),
     "copy with noise 0.001": lambda target: noisy(target, 0.001),

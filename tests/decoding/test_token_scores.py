@@ -14,7 +14,7 @@ from metasd.matrix import score_answer
 from metasd.scores import score_tokens
 from metasd.training.answers import Answer
 
-ARMS = ["eagle", "lm", "ngram-lm", "early-exit", "suffix"]
+ARMS = ["eagle", "eagle-3", "lm", "ngram-lm", "early-exit", "suffix"]
 LAWS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.9, "seed": 3}}
 
 
