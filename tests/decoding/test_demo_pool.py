@@ -23,11 +23,10 @@ def target() -> Target:
     return Target.load("demo", dtype="float32")
 
 
-def test_each_domain_has_a_specialist_in_both_families() -> None:
+def test_each_domain_has_its_counts_and_there_is_a_head() -> None:
     names = {entry.name for entry in demo.entries()}
-    for family in ("eagle", "ngram-lm"):
-        assert {f"{family}-{name}" for name in (*DOMAINS, "generalist")} <= names
-    assert {"ngram-lm-fren", "ngram-lm-zhen", "ngram-lm-jaen"} <= names
+    assert {f"ngram-lm-{name}" for name in (*DOMAINS, "generalist", "fren", "zhen", "jaen")} <= names
+    assert "eagle-generalist" in names
 
 
 def test_files_are_those_of_the_manifest() -> None:
@@ -75,13 +74,13 @@ def test_a_damaged_head_is_named(tmp_path: Path, target: Target) -> None:
 
 
 def test_every_arm_in_turn_gives_the_plain_answer(target: Target) -> None:
-    """Nineteen arms, a switch in nearly every round: caches and features are caught up over long gaps."""
+    """A switch in nearly every round: caches and features are caught up over long gaps."""
     arms = load_drafters("demo", target)
     engine = MetaSD(target, arms, engine_of(target, [], bandit="round-robin", num_draft_tokens=3).config)
     question = [{"role": "user", "content": "Write a Python function that adds two numbers, and explain it."}]
     result = engine.generate(question, SamplingParams(max_new_tokens=72))
     assert result.token_ids == engine.generate_plain(question, SamplingParams(max_new_tokens=72)).token_ids
-    assert len({record.arm for record in result.rounds}) > 15
+    assert len({record.arm for record in result.rounds}) > 10
 
 
 def test_heads_fit_their_target(target: Target) -> None:
