@@ -25,7 +25,7 @@ def arm_table(result: GenerationResult) -> Table:
     """One line an arm: how often it played, how its drafts fared, what share of the time it took."""
     table = Table(title="arms", title_justify="left")
     for column in ("arm", "rounds", "draft length", "accepted", "acceptance length", "bd", "time share"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
+        table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column == "arm")
     total = result.stats.total.seconds
     for name, arm in sorted(result.stats.arms.items(), key=lambda item: -item[1].num_rounds):
         drafted = arm.num_draft_tokens > 0
@@ -65,7 +65,7 @@ def profile_table(result: GenerationResult) -> Table:
     """Where a round's time goes, in milliseconds, by arm."""
     table = Table(title="milliseconds a round", title_justify="left")
     for column in ("arm", "draft", "catch-up", "target and verify", "overhead", "sum"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
+        table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column == "arm")
     rows: list[tuple[str, ArmStats]] = [*result.stats.arms.items(), ("all", result.stats.total)]
     for name, arm in rows:
         parts = (arm.draft_seconds, arm.catch_up_seconds, arm.verify_seconds, arm.overhead_seconds, arm.seconds)

@@ -13,7 +13,7 @@ from metasd.training.answers import read_rows
 from metasd.training.job import Advance
 
 TEMPERATURES = (0.0, 0.7)
-_BATCH_SIZE = 16
+_BATCH_SIZE = 32
 _MAX_PROMPT = 640  # tokens of a prompt
 
 
@@ -54,6 +54,7 @@ def distill(
         advance: hears of progress.
     """
     rows = [row for _, row in read_rows(prompts) if _is_wanted(row, domains)]
+    rows.sort(key=lambda row: len(_text(row)))  # prompts of about equal length beside each other: less padding
     if not rows:
         raise refuse("domains", f"some that {prompts.name} holds", ", ".join(domains))
     tasks = [
@@ -80,10 +81,14 @@ def _is_wanted(row: dict[str, Any], domains: Sequence[str]) -> bool:
     return not domains or any(domain == name or domain.startswith(f"{name}-") for name in domains)
 
 
+def _text(row: dict[str, Any]) -> str:
+    return str(row["turns"][0] if "turns" in row else row["prompt"])
+
+
 def _answer(target: Target, rows: Sequence[dict[str, Any]], temperature: float, max_new_tokens: int) -> list[str]:
     prompts = []
     for row in rows:
-        text = row["turns"][0] if "turns" in row else row["prompt"]
+        text = _text(row)
         is_chat = target.tokenizer.chat_template is not None
         prompts.append(target.encode([{"role": "user", "content": text}] if is_chat else text)[-_MAX_PROMPT:])
     longest = max(map(len, prompts))

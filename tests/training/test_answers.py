@@ -68,7 +68,7 @@ def test_what_is_held_out_hangs_on_the_prompt_alone() -> None:
 
 def test_the_target_answers_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Half greedily; the greedy answers are those of plain decoding, though prompts of other lengths stand beside."""
-    prompts = write(tmp_path / "p.jsonl", [{"domain": "d", "prompt": "the cat " * (1 + i % 3)} for i in range(40)])
+    prompts = write(tmp_path / "p.jsonl", [{"domain": "d", "prompt": "the cat " * (1 + i % 3)} for i in range(80)])
     assert is_prompt_file(prompts)
     target, path = toy_target(), tmp_path / "a.jsonl"
     heard: list[tuple[int, int]] = []
@@ -79,20 +79,20 @@ def test_the_target_answers_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     torch.manual_seed(0)
     distill(target, prompts, path, max_new_tokens=10, advance=advance)
     answers = read_answers(path, 320)
-    assert [answer.temperature for answer in answers] == [0.0] * 16 + [0.7] * 16 + [0.0] * 8
-    assert heard == [(16, 40), (32, 40), (40, 40)]
-    for answer in answers[:3]:
+    assert [answer.temperature for answer in answers] == [0.0] * 32 + [0.7] * 32 + [0.0] * 16
+    assert heard == [(32, 80), (64, 80), (80, 80)]
+    for answer in (answers[0], answers[31], answers[79]):
         ids = torch.tensor([answer.prompt_ids])
         plain = toy_llama().generate(ids, do_sample=False, max_new_tokens=10, eos_token_id=None, pad_token_id=0)
         assert answer.output_ids == tuple(plain[0, ids.shape[1] :].tolist())
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:35]))
+    path.write_text("".join(lines[:70]))
     distill(target, prompts, path, max_new_tokens=10, advance=advance)
     assert path.read_text() == "".join(lines)
 
 
 def test_each_prompt_at_both_temperatures(tmp_path: Path) -> None:
-    prompts = write(tmp_path / "p.jsonl", [{"domain": "d", "turns": ["the cat"]} for _ in range(20)])
+    prompts = write(tmp_path / "p.jsonl", [{"domain": "d", "turns": ["the cat"]} for _ in range(36)])
     path = tmp_path / "a.jsonl"
     distill(toy_target(), prompts, path, max_new_tokens=8, both=True, advance=lambda *heard: None)
-    assert [answer.temperature for answer in read_answers(path, 320)] == [0.0] * 16 + [0.7] * 16 + [0.0] * 4 + [0.7] * 4
+    assert [answer.temperature for answer in read_answers(path, 320)] == [0.0] * 32 + [0.7] * 32 + [0.0] * 4 + [0.7] * 4
