@@ -12,3 +12,5 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process on each core
     torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+pytest_plugins = ["tie_band"]

@@ -3,10 +3,9 @@
 import pytest
 from op_runner import Ops, usable
 from quick_interpreter import make_quick
+from tie_band import TIES
 
 make_quick()
-
-TIES = pytest.StashKey[dict[str, int]]()
 
 
 @pytest.fixture(params=usable(), ids=lambda ops: f"{ops.backend}-{ops.device}")
@@ -26,10 +25,3 @@ def fast_ops(request: pytest.FixtureRequest) -> Ops:
 def ties(request: pytest.FixtureRequest) -> dict[str, int]:
     """Counts of compared rows and of rows inside the tie band, printed at the end of the run."""
     return request.config.stash.setdefault(TIES, {"rows": 0, "ties": 0})
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    counts = terminalreporter.config.stash.get(TIES, None)
-    if counts and counts["rows"]:
-        share = counts["ties"] / counts["rows"]
-        terminalreporter.write_line(f"tie band: {counts['ties']} of {counts['rows']} compared rows ({share:.3%})")
