@@ -15,6 +15,13 @@ from typing import Any
 import torch
 
 
+def command() -> str:
+    """What was typed; folders outside the project are of this machine, and say nothing."""
+    program, *words = sys.argv
+    name = "pytest" if "pytest" in program else f"python {Path(program).name}"
+    return " ".join([name, *(Path(word).name if word.startswith("/") else word for word in words)])
+
+
 def passport() -> dict[str, Any]:
     """Facts about this run."""
     commit = subprocess.run(
@@ -28,7 +35,7 @@ def passport() -> dict[str, Any]:
         (line.split(":")[1].strip() for line in _cpu_lines() if line.startswith("model name")), platform.machine()
     )
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         "commit": commit,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in ("torch", "transformers", "triton", "metasd")},
