@@ -1,5 +1,6 @@
 """`metasd train KIND DATA`: drafters for the user's own target."""
 
+import inspect
 import shlex
 import sys
 from pathlib import Path
@@ -54,8 +55,9 @@ def train(
         "hidden_size": hidden_size,
     }
     given = {name: value for name, value in options.items() if value is not None}
+    known = inspect.signature(trainer).parameters
     for name in given:
-        if name not in trainer.options:
+        if name not in known:
             raise refuse(f"--{name.replace('_', '-')}", f"none for {kind}", given[name])
     work = work or output.parent / "training"
     with status(f"loading {target}") as shown, log_to(shown):

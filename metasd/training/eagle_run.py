@@ -200,6 +200,3 @@ def _batches(train: Sequence[Answer], recipe: EagleRecipe, epoch: int) -> list[l
         batches += [window[i : i + size] for i in range(0, len(window) - size + 1, size)]
     chance.shuffle(batches)
     return batches
-
-
-train.options = ("epochs", "learning_rate", "draft_vocab", "start_from")  # type: ignore[attr-defined]

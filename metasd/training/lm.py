@@ -120,9 +120,6 @@ def train(
     }
 
 
-train.options = ("epochs", "learning_rate", "num_layers", "hidden_size", "start_from")  # type: ignore[attr-defined]
-
-
 def _rate(step: int, num_steps: int) -> float:
     """A warm-up over the first twentieth, then a cosine."""
     return min((step + 1) / max(num_steps // 20, 1), 0.5 * (1 + math.cos(math.pi * step / num_steps)))

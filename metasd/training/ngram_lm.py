@@ -68,9 +68,6 @@ def train(job: Job, *, max_context: int = MAX_CONTEXT, max_bytes: int | None = N
     return facts
 
 
-train.options = ("max_context", "max_bytes")  # type: ignore[attr-defined]
-
-
 def held_out_acceptance(levels: Sequence[Level], answers: Sequence[Answer]) -> list[float]:
     """At each depth, the share of answer tokens at which this and all shallower greedy drafts match the answer's."""
     table, context_size = NgramTable(levels), len(levels) - 1
