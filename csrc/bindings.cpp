@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kv_swap.h"
 #include "ngram_table.h"
 #include "suffix_automaton.h"
 #include "verify_cpu.h"
@@ -334,6 +336,24 @@ void logit_cutoff(const py::tuple& inputs, const py::object& out, std::int32_t n
     metasd::logit_cutoff_cpu(a, cutoff, num_threads, kernels);
 }
 
+// On checked tensors: slot [P, C, D], pages [N, P, S, D]; page_ids as an array. False where that takes a CUDA runtime and
+// none is loaded.
+bool copy_tokens(const py::object& slot, const py::object& pages,
+                 const py::array_t<std::int64_t, py::array::c_style>& page_ids, std::int64_t begin, std::int64_t end,
+                 bool is_parking, std::int32_t num_threads, std::optional<std::uintptr_t> stream) {
+    const auto shape = py::cast<std::vector<std::int64_t>>(pages.attr("shape"));
+    const auto item = py::cast<std::int64_t>(slot.attr("element_size")());
+    const auto stride = py::cast<std::int64_t>(slot.attr("stride")(0));
+    const metasd::KvPages kv{reinterpret_cast<std::byte*>(address<char>(slot)), shape[1], stride * item, shape[3] * item,
+                             reinterpret_cast<std::byte*>(address<char>(pages)), shape[2],
+                             {page_ids.data(), static_cast<std::size_t>(page_ids.size())}};
+    const auto direction = is_parking ? metasd::Direction::kPark : metasd::Direction::kActivate;
+    const py::gil_scoped_release release;
+    if (stream) return metasd::copy_tokens_cuda(kv, begin, end, direction, reinterpret_cast<void*>(*stream));
+    metasd::copy_tokens(kv, begin, end, direction, num_threads);
+    return true;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -342,6 +362,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("verify", &verify);
     module.def("sample", &sample);
     module.def("logit_cutoff", &logit_cutoff);
+    module.def("copy_tokens", &copy_tokens);
     module.def("instruction_set", [] { return std::string(metasd::tile_kernels().name); });
 
     py::class_<SuffixAutomaton>(module, "SuffixAutomaton")

@@ -18,6 +18,20 @@ def sample(inputs: SampleInputs, out: Tensor, num_threads: int, instruction_set:
 def logit_cutoff(inputs: CutoffInputs, out: Tensor, num_threads: int, instruction_set: str, /) -> None:
     """`metasd_kernels.logit_cutoff` on checked inputs."""
 
+def copy_tokens(
+    slot: Tensor,
+    pages: Tensor,
+    page_ids: NDArray[np.int64],
+    begin: int,
+    end: int,
+    is_parking: bool,
+    num_threads: int,
+    stream: int | None,
+    /,
+) -> bool:
+    """`metasd_kernels.park` and `activate` on checked arguments. `stream`: of the GPU that a side is on, as a handle;
+    False where that takes a CUDA runtime and the process has loaded none."""
+
 def instruction_set() -> str:
     """The vectorised loops that this processor gets: "portable", "avx2" or "avx512"."""
 

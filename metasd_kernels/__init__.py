@@ -6,16 +6,18 @@ One call goes from logits to tokens: softmax, total variation distance, accept o
 """
 
 from metasd_kernels.backends import available_backends
-from metasd_kernels.ops import logit_cutoff, sample, verify
+from metasd_kernels.ops import activate, logit_cutoff, park, sample, verify
 from metasd_kernels.outputs import Status, VerifyOutput, Workspace, make_workspace
 
 __all__ = [
     "Status",
     "VerifyOutput",
     "Workspace",
+    "activate",
     "available_backends",
     "logit_cutoff",
     "make_workspace",
+    "park",
     "sample",
     "verify",
 ]

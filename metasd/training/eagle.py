@@ -34,6 +34,8 @@ class EagleRecipe:
         tv_temperature: at which acceptance is meant; KL is at 1.
         feature_weight: of the smooth L1 distance between the head's first feature and the target's.
         noise: half width of the uniform noise on the target's features.
+        num_candidates: tokens among which p and q are compared in a step of the optimiser: three quarters are the
+            likeliest of the batch under p, the others drawn at random. A whole draft vocabulary takes most of the time.
     """
 
     num_epochs: int = 5
@@ -44,6 +46,7 @@ class EagleRecipe:
     tv_temperature: float = 0.7
     feature_weight: float = 0.2
     noise: float = 0.1
+    num_candidates: int = 2048
     seed: int = 0
 
 
@@ -85,11 +88,15 @@ class Vocabulary:
         self.draft_head = self.head[self.draft_ids].contiguous()
 
 
-def choose_draft_ids(samples: Sequence[Sequence[int]], size: int, vocab_size: int) -> Tensor:
-    """The most frequent token ids, ascending; filled up with the lowest ids, which BPE merged first."""
+def choose_draft_ids(
+    samples: Sequence[Sequence[int]], size: int, vocab_size: int, others: Tensor | None = None
+) -> Tensor:
+    """The most frequent token ids, ascending; filled up with `others` and the lowest ids, which BPE merged first."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids in samples:
-        counts += torch.bincount(torch.tensor(list(ids)), minlength=vocab_size)
+        counts += 2 * torch.bincount(torch.tensor(list(ids)), minlength=vocab_size)
+    if others is not None:
+        counts[others.cpu()] += 1
     order = torch.argsort(counts, descending=True, stable=True)
     return order[: min(size, vocab_size)].sort().values
 
@@ -140,13 +147,13 @@ def loss_of(head: EagleHead, batch: Batch, vocabulary: Vocabulary, recipe: Eagle
     chosen = batch.is_output.flatten().nonzero().squeeze(1)
     own, targets = chosen, batch.next_features.flatten(0, 1)
     with torch.no_grad():
-        laws = _target_laws(targets[own], vocabulary, recipe.tv_temperature)
+        laws = _target_laws(targets[own], vocabulary, recipe)
     total = torch.zeros((), device=targets.device)
     position = torch.arange(batch.next_ids.shape[1], device=targets.device).expand_as(batch.next_ids).flatten()
     for step, out in enumerate(unroll(head, batch, vocabulary.embedding, len(recipe.step_weights), recipe.noise)):
         flat = out.flatten(0, 1)
         usable = (position[own] >= step).float()  # index t of step s began at index t - s
-        kl, tv = _distances(flat[own], laws, vocabulary.draft_head, recipe.tv_temperature)
+        kl, tv = _distances(flat[own], laws, recipe.tv_temperature)
         loss = ((kl + recipe.tv_weight * tv) * usable).sum() / usable.sum().clamp(min=1)
         if step == 0 and recipe.feature_weight:
             loss = loss + recipe.feature_weight * functional.smooth_l1_loss(flat[own], targets[own])
@@ -156,20 +163,28 @@ def loss_of(head: EagleHead, batch: Batch, vocabulary: Vocabulary, recipe: Eagle
 
 @dataclass(frozen=True)
 class _Laws:
-    """p among the draft vocabulary, which holds nearly all of its mass; the whole head would double the time."""
+    """p among M candidates of the draft vocabulary, which hold nearly all of its mass."""
 
-    warm: Tensor  # [N, V_d] p at temperature 1
-    sharp: Tensor  # [N, V_d] p at the temperature of acceptance
-
-
-def _target_laws(features: Tensor, vocabulary: Vocabulary, temperature: float) -> _Laws:
-    logits = features @ vocabulary.draft_head.T
-    return _Laws(logits.softmax(-1), (logits / temperature).softmax(-1))
+    rows: Tensor  # [M, H] of the head
+    warm: Tensor  # [N, M] p at temperature 1
+    sharp: Tensor  # [N, M] p at the temperature of acceptance
 
 
-def _distances(features: Tensor, laws: _Laws, draft_head: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _target_laws(features: Tensor, vocabulary: Vocabulary, recipe: EagleRecipe) -> _Laws:
+    rows = vocabulary.draft_head
+    logits = features @ rows.T
+    if recipe.num_candidates < len(rows):
+        num_random = recipe.num_candidates // 4
+        likely = logits.softmax(-1).amax(0).topk(recipe.num_candidates - num_random).indices
+        drawn = torch.randint(len(rows), (num_random,), device=rows.device)
+        chosen = torch.cat([likely, drawn]).unique()
+        rows, logits = rows[chosen], logits[:, chosen]
+    return _Laws(rows, logits.softmax(-1), (logits / recipe.tv_temperature).softmax(-1))
+
+
+def _distances(features: Tensor, laws: _Laws, temperature: float) -> tuple[Tensor, Tensor]:
     """KL(p || q) up to p's entropy, and TV(p, q), for each row of features `[N, H]`."""
-    logits = features @ draft_head.T
+    logits = features @ laws.rows.T
     kl = -(laws.warm * logits.log_softmax(-1)).sum(-1)
     tv = 1.0 - torch.minimum(laws.sharp, (logits / temperature).softmax(-1)).sum(-1)
     return kl, tv
