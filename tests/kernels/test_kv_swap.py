@@ -97,8 +97,8 @@ FAKE_RUNTIME = """
 
 
 def test_through_a_stand_in_for_the_cuda_runtime(tmp_path: Path) -> None:
-    """Catches wrong pitches, widths, heights, streams, and an error of the runtime that goes unheard: the runtime's copy
-    is replaced by one of the host's memory."""
+    """Catches wrong pitches, widths, heights, streams, and an error of the runtime that goes unheard; the
+    runtime's copy is replaced by one of the host's memory."""
     source, library = tmp_path / "runtime.cpp", tmp_path / "libcudart.so"
     source.write_text(textwrap.dedent(FAKE_RUNTIME))
     subprocess.run(
