@@ -312,7 +312,7 @@ void sample(const py::tuple& inputs, const py::object& out, std::int32_t num_thr
     a.cutoff = given.floats();
     a.seed = given.integer_rows(a.batch_size);
     a.offset = given.integer_rows(a.batch_size);
-    a.position = static_cast<std::uint32_t>(given.integer());
+    a.position = given.integer_rows(a.batch_size);
     a.uniform_samples = given.floats();
     auto* token_ids = address<std::int64_t>(out);
     const metasd::TileKernels& kernels = kernels_of(instruction_set);

@@ -25,7 +25,7 @@ std::int64_t draw_one(const SampleArguments& a, std::int64_t b, const TileKernel
     Law law = start_law(a.temperature[b]);
     finish_law(&law, row, kernels, sums);
     if (law.is_point) return law.point;
-    std::array<double, 2> pair = coins(a.seed[b], a.offset[b], a.position, CoinDomain::kDraft);
+    std::array<double, 2> pair = coins(a.seed[b], a.offset[b], static_cast<std::uint32_t>(a.position[b]), CoinDomain::kDraft);
     if (a.uniform_samples != nullptr) pair = {a.uniform_samples[2 * b], a.uniform_samples[2 * b + 1]};
     return draw(law, row, kernels, sums, pair[0], pair[1]);
 }

@@ -66,8 +66,7 @@ struct SampleArguments {
     Logits logits;
     PerRequest<float> temperature;
     const float* cutoff = nullptr;
-    PerRequest<std::int64_t> seed, offset;
-    std::uint32_t position = 0;
+    PerRequest<std::int64_t> seed, offset, position;
     const float* uniform_samples = nullptr;  // [B, 2]
 };
 

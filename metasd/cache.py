@@ -1,12 +1,12 @@
 """The key-value cache of one causal model, and the one place that knows how transformers names it.
 
-A cache grows in place: `DynamicCache` of transformers copies every layer for every token, ours copies the new ones.
-Rewinding writes no data.
+A cache lies in a slot: `DynamicCache` of transformers copies every layer for every token, ours copies the new ones, and
+its addresses never change. Rewinding writes no data.
 """
 
 import copy
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,43 +14,64 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from metasd.core import MetaSDError
+from metasd.slots import CacheShape, SlotCache
 
-_GROWTH = 256  # positions; a layer's buffer grows by at least this much, and doubles when that is more
+
+class Window(NamedTuple):
+    """Where a forward pass writes and reads when nothing on the host may decide it, as inside a captured graph.
+
+    Attributes:
+        positions: `[M]` int64 on the device, of the new tokens.
+        bucket: so many of the slot's first positions are read, those behind a token's own masked.
+    """
+
+    positions: Tensor
+    bucket: int
 
 
-class _GrowingLayer(DynamicLayer):
-    """Keys and values of one layer as views of a larger buffer."""
+class _SlotLayer(DynamicLayer):
+    """Keys and values of one layer as views of its owner's slot. It counts nothing itself: its owner does."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: "ModelCache", index: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # transformers leaves it without types
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._owner, self._index = owner, index
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[1, heads, M, head_dim]` states; returns those of all positions."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start = 0 if self._buffers is None else self.get_seq_length()
-        end = start + key_states.shape[-2]
-        keys, values = self._reserve(key_states, value_states, start, end)
-        keys[:, :, start:end] = key_states
-        values[:, :, start:end] = value_states
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
-        return self.keys, self.values
+        """Take `[1, heads, M, head_dim]` states; returns those of all positions."""
+        owner, shape = self._owner, self._owner.shape
+        if key_states.shape[1::2] != (shape.num_heads, shape.head_dim) or key_states.dtype != shape.dtype:
+            raise MetaSDError(
+                f"{owner.name}: expected {shape.dtype} keys of {shape.num_heads} heads of {shape.head_dim}, as its "
+                f"config says, got {key_states.dtype} {list(key_states.shape)}"
+            )
+        assert owner.slot is not None
+        keys, values = owner.slot.layers[self._index]
+        if owner.window is not None:
+            positions, end = owner.window
+            keys.index_copy_(2, positions, key_states)
+            values.index_copy_(2, positions, value_states)
+        else:
+            start, end = owner.num_tokens, owner.num_tokens + key_states.shape[2]
+            keys[:, :, start:end] = key_states
+            values[:, :, start:end] = value_states
+        return keys[:, :, :end], values[:, :, :end]
 
-    def _reserve(self, key_states: Tensor, value_states: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-        if self._buffers is None or self._buffers[0].shape[-2] < end:
-            capacity = max(2 * start, end) + _GROWTH
-            grown = []
-            for old, new in zip((self.keys, self.values), (key_states, value_states), strict=True):
-                buffer = new.new_empty((*new.shape[:-2], capacity, new.shape[-1]))
-                if start and old is not None:
-                    buffer[:, :, :start] = old
-                grown.append(buffer)
-            self._buffers = (grown[0], grown[1])
-        return self._buffers
+    def get_seq_length(self) -> int:
+        """Tokens that are there."""
+        return self._owner.num_tokens
 
-    def memory_bytes(self) -> int:
-        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers or ())
+
+def _shape_of(model: Any) -> CacheShape:
+    config = model.config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    parameter = next(model.parameters())
+    return CacheShape(
+        config.num_hidden_layers,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        parameter.dtype,
+        parameter.device,
+    )
 
 
 def _cache_argument(model: Any) -> str:
@@ -58,7 +79,7 @@ def _cache_argument(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-class ModelCache:
+class ModelCache(SlotCache):
     """One causal model with the cache of one sequence: feed tokens, take logits, rewind.
 
     Args:
@@ -71,7 +92,6 @@ class ModelCache:
 
     def __init__(self, model: Any, name: str) -> None:
         self.model = model
-        config = model.config.get_text_config(decoder=True)
         if getattr(model.config, "is_encoder_decoder", False):
             raise MetaSDError(f"{name}: an encoder-decoder model; expected a causal (decoder-only) model")
         probe = DynamicCache(config=model.config)
@@ -82,18 +102,13 @@ class ModelCache:
                 f"{name}: its cache cannot be rewound after a rejection ({reason}); "
                 "expected a model with full attention in every layer"
             )
-        self._num_layers: int = config.num_hidden_layers
+        super().__init__(_shape_of(model), name)
+        self.device = self.shape.device
+        self.window: Window | None = None
         self._argument = _cache_argument(model)
-        self.device: torch.device = next(model.parameters()).device
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
         self._cache = DynamicCache()
-        self._layers = [_GrowingLayer() for _ in range(self._num_layers)]
-        self._cache.layers = list(self._layers)
+        self._cache.layers = [_SlotLayer(self, index) for index in range(self.shape.num_layers)]
         self._cache.layer_class_to_replicate = None
-        self.num_tokens = 0
 
     def feed(self, token_ids: Tensor, num_logits: int) -> Tensor:
         """One forward pass over new tokens.
@@ -104,23 +119,48 @@ class ModelCache:
 
         Returns:
             `[1, num_logits, V]` logits; the cache now holds M tokens more.
+
+        Raises:
+            MetaSDError: they do not fit into the cache.
         """
-        output = self.model(
-            input_ids=token_ids, use_cache=True, logits_to_keep=num_logits, **{self._argument: self._cache}
-        )
+        logits = self.run(self.model, token_ids, num_logits)
         self.num_tokens += token_ids.shape[1]
-        logits: Tensor = output.logits
         return logits
 
-    def rewind(self, num_tokens: int) -> None:
-        """Forget the last `num_tokens` tokens; their memory is written over by the next ones."""
-        if num_tokens > 0:
-            self._cache.crop(-num_tokens)
-            self.num_tokens -= num_tokens
+    def feed_window(self, token_ids: Tensor, window: Window, rows: int | Tensor) -> Tensor:
+        """A forward pass that asks the host for nothing: for captured graphs. `num_tokens` is the caller's to move.
 
-    def memory_bytes(self) -> int:
-        """Bytes of the buffers."""
-        return sum(layer.memory_bytes() for layer in self._layers)
+        Args:
+            token_ids: `[1, M]` int64.
+            window: their positions, and how much of the slot is read.
+            rows: the number of last positions to return logits for, or their indices `[R]` int64.
+
+        Returns:
+            `[1, rows, V]` logits.
+        """
+        assert self.slot is not None, "reserve memory before capture: slot.ready"
+        positions, bucket = window
+        is_hidden = torch.arange(bucket, device=positions.device) > positions[:, None]
+        mask = torch.zeros(is_hidden.shape, dtype=self.shape.dtype, device=positions.device)
+        mask = mask.masked_fill(is_hidden, torch.finfo(self.shape.dtype).min)
+        self.window = window
+        try:
+            logits: Tensor = self.model(
+                input_ids=token_ids, position_ids=positions[None], attention_mask=mask[None, None], use_cache=True,
+                logits_to_keep=rows, **{self._argument: self._cache},
+            ).logits  # fmt: skip
+        finally:
+            self.window = None
+        return logits
+
+    def run(self, model: Any, token_ids: Tensor, num_logits: int) -> Tensor:
+        """A forward pass of this model, or of a part of it, that writes behind the tokens in the cache."""
+        self.ready(token_ids.shape[1])
+        with self.forward:
+            logits: Tensor = model(
+                input_ids=token_ids, use_cache=True, logits_to_keep=num_logits, **{self._argument: self._cache}
+            ).logits
+        return logits
 
     def shallow(self, num_layers: int) -> "ShallowCache":
         """The model's first layers, norm and head, over the same cache."""
@@ -157,14 +197,13 @@ class ShallowCache:
 
     def feed(self, token_ids: Tensor, num_logits: int) -> Tensor:
         """As `ModelCache.feed`, through the first layers."""
-        cache = {self._whole._argument: self._whole._cache}
-        logits: Tensor = self._model(input_ids=token_ids, use_cache=True, logits_to_keep=num_logits, **cache).logits
+        logits = self._whole.run(self._model, token_ids, num_logits)
+        self._whole.num_tokens += token_ids.shape[1]
         return logits
 
     def rewind(self, num_tokens: int) -> None:
         """Take the last `num_tokens` tokens out of the first layers."""
-        for layer in self._whole._layers[: self._num_layers]:
-            layer.crop(-num_tokens)
+        self._whole.rewind(num_tokens)
 
     def read_anew(self, token_ids: Tensor, num_logits: int) -> Tensor:
         """Logits of the last positions of a whole text `[1, M]`, without a cache."""

@@ -9,10 +9,13 @@ from metasd.core import SamplingLaw, refuse
 
 OBJECTIVES = ("speed", "tokens")
 SCORINGS = ("block", "row")
+CATCH_UPS = ("lazy", "eager")
 SCORED = ("off", "free", "all")
 RULES = ("token", "block")
 MAX_NUM_DRAFT_TOKENS = 8
 """The longest block that `num_draft_tokens="auto"` considers."""
+MAX_CONTEXT = 8192
+"""Tokens that memory is taken for where nobody says how many."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Kim, Jung, Yun (arXiv 2604.05417): UCB on block divergence, most tokens a round, fresh statistics for each query.
@@ -146,6 +149,8 @@ class EngineConfig:
     rule: str = "token"
     scoring: str = "block"
     kv_budget: int | None = None
+    max_context: int | None = None
+    catch_up: str = "lazy"
     token_scores: str = "off"
     device: str = "auto"
     dtype: str = "auto"
@@ -155,6 +160,7 @@ class EngineConfig:
             ("objective", OBJECTIVES),
             ("rule", RULES),
             ("scoring", SCORINGS),
+            ("catch_up", CATCH_UPS),
             ("token_scores", SCORED),
         ):
             if getattr(self, name) not in known:
@@ -163,8 +169,9 @@ class EngineConfig:
             if isinstance(self.num_draft_tokens, str):
                 raise refuse("num_draft_tokens", '"auto" or an integer of at least 0', repr(self.num_draft_tokens))
             _number("num_draft_tokens", self.num_draft_tokens, least=0, integer=True)
-        if self.kv_budget is not None:
-            raise refuse("kv_budget", "None: every drafter's cache stays resident in this version", self.kv_budget)
+        for name in ("kv_budget", "max_context"):
+            if getattr(self, name) is not None:
+                _number(name, getattr(self, name), least=1, integer=True)
 
     @staticmethod
     def build(preset: str | None = None, **given: Any) -> "EngineConfig":

@@ -1,5 +1,6 @@
 """The words that every room shares: errors, and the small frozen records that travel between rooms."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -100,6 +101,19 @@ class Choice:
     num_draft_tokens: int
 
 
+class Stopwatch:
+    """Adds up the host's seconds in its `with` blocks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
 @dataclass(frozen=True)
 class TokenScores:
     """What one arm would have said to some tokens of an answer: MATH's (a, 1 - TV) for each.
@@ -131,7 +145,8 @@ class RoundRecord:
     positions: tuple[Position, ...] = ()  # the offer on which the draft was made
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0  # the target's forward pass, processing, the verify op, stops
-    catch_up_seconds: float = 0.0
+    model_seconds: float = 0.0  # of all these: the forward passes of target and drafters, and the verify op
+    catch_up_seconds: float = 0.0  # bringing the arm's cache into its slot, and reading what the arm missed
     overhead_seconds: float = 0.0  # everything else in the round: choosing and bookkeeping
     switched: bool = False  # another arm than in the round before
     token_scores: Mapping[str, TokenScores] = field(default_factory=dict)
@@ -141,6 +156,11 @@ class RoundRecord:
     @property
     def seconds(self) -> float:
         return self.draft_seconds + self.verify_seconds + self.catch_up_seconds + self.overhead_seconds
+
+    @property
+    def engine_seconds(self) -> float:
+        """What the round cost beside the models' forward passes and the verify op."""
+        return self.seconds - self.model_seconds
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from metasd import round as rounds
 from metasd.bandits import Bandit, CostTable, check_names, make_bandit
-from metasd.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
+from metasd.config import MAX_CONTEXT, MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from metasd.core import NULL_ARM, MetaSDError, Request, RoundRecord, TokenLogprob, refuse
 from metasd.drafters import Drafter, check_drafters, load_drafters
 from metasd.logits import LogitsPipeline
@@ -55,7 +55,10 @@ class MetaSD:
     def __init__(self, target: Target, drafters: dict[str, Drafter], config: EngineConfig) -> None:
         self.target, self.config = target, config
         self.tokenizer = target.tokenizer
-        self.pool = Pool(drafters)
+        self.max_context = self._checked_context()
+        longest = MAX_NUM_DRAFT_TOKENS if config.num_draft_tokens == "auto" else int(config.num_draft_tokens)
+        self._capacity = self.max_context + longest + 1
+        self.pool = Pool(drafters, self._capacity, config.kv_budget, is_eager=config.catch_up == "eager")
         self.costs = CostTable({name: drafter.nominal_cost for name, drafter in drafters.items()})
         fixed = None if config.num_draft_tokens == "auto" else int(config.num_draft_tokens)
         self._num_draft_tokens = fixed
@@ -90,7 +93,10 @@ class MetaSD:
             options: fields of EngineConfig: bandit ("auto" or a name, also `name:key=value,...`), reward ("auto", "be",
                 "bd", "rb"), objective ("speed": tokens a second; "tokens": tokens a round), num_draft_tokens ("auto" or
                 a number), rule ("token", "block"), scoring ("block"; "row": each position in a forward pass of its own,
-                rounded as in plain decoding), kv_budget (None), token_scores ("off"; "free": a round records what the
+                rounded as in plain decoding), kv_budget (bytes for the drafters' caches; None: all stay in place),
+                max_context (tokens of prompt and answer that memory is taken for; None: the target's context, 8192 at
+                most), catch_up ("lazy": a drafter reads what it missed when it is picked; "eager": every round),
+                token_scores ("off"; "free": a round records what the
                 drafting arm, and those that cost next to nothing, say to its tokens; "all": every arm), device ("auto",
                 "cpu", "cuda"), dtype ("auto": the checkpoint's, or its name).
 
@@ -181,17 +187,24 @@ class MetaSD:
 
     def _checked_prompt(self, prompt: Prompt, params: SamplingParams) -> list[int]:
         prompt_ids = self.target.encode(prompt)
-        room = self.target.context_length - len(prompt_ids)
+        room = self.max_context - len(prompt_ids)
         if room < 1:
-            raise refuse(
-                "prompt", f"fewer than {self.target.context_length} tokens, the target's context", len(prompt_ids)
-            )
+            raise refuse("prompt", f"fewer than {self.max_context} tokens, {self._context_name()}", len(prompt_ids))
         if params.max_new_tokens > room:
-            context = f"the context holds {self.target.context_length} tokens and the prompt has {len(prompt_ids)}"
+            context = f"{self._context_name()} holds {self.max_context} tokens and the prompt has {len(prompt_ids)}"
             raise refuse("max_new_tokens", f"at most {room} ({context})", params.max_new_tokens)
         if params.logprobs is not None and params.logprobs > self.target.vocab_size:
             raise refuse("logprobs", f"at most {self.target.vocab_size}, the vocabulary", params.logprobs)
         return prompt_ids
+
+    def _checked_context(self) -> int:
+        own, asked = self.target.context_length, self.config.max_context
+        if asked is not None and asked > own:
+            raise refuse("max_context", f"at most {own}, the target's context", asked)
+        return min(own, MAX_CONTEXT if asked is None else asked)
+
+    def _context_name(self) -> str:
+        return "the target's context" if self.max_context == self.target.context_length else "the option max_context"
 
     def _start(
         self, prompt_ids: list[int], params: SamplingParams, index: int, is_plain: bool, bandit: Bandit
@@ -203,6 +216,7 @@ class MetaSD:
         seed = int(torch.randint(2**63 - 1, ())) if params.seed is None else params.seed
         key = (seed + index * _SEED_STEP) % 2**63
         begin = time.perf_counter()
+        target.reserve(self._capacity)
         features = target.start(prompt_ids, pool.feature_layers)
         prefill_seconds = time.perf_counter() - begin
         if not is_plain:
@@ -225,7 +239,7 @@ class MetaSD:
 
     def _calibrate(self, token: int, num_tokens: int) -> None:
         """Once an engine: measure the target's forward pass for each block length, before the first choice."""
-        has_room = num_tokens + MAX_NUM_DRAFT_TOKENS <= self.target.context_length
+        has_room = num_tokens + MAX_NUM_DRAFT_TOKENS <= self.max_context
         if self._is_calibrated or self._num_draft_tokens is not None or not has_room:
             return
         for _ in range(3):

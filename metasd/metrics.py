@@ -24,6 +24,7 @@ class ArmStats:
     verify_seconds: float
     catch_up_seconds: float
     overhead_seconds: float
+    engine_seconds: float  # of the sum, what is neither a forward pass nor the verify op
 
     @property
     def seconds(self) -> float:
@@ -56,6 +57,7 @@ def summarize(rounds: Sequence[RoundRecord]) -> ArmStats:
         verify_seconds=sum(record.verify_seconds for record in rounds),
         catch_up_seconds=sum(record.catch_up_seconds for record in rounds),
         overhead_seconds=sum(record.overhead_seconds for record in rounds),
+        engine_seconds=sum(record.engine_seconds for record in rounds),
     )
 
 

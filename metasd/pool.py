@@ -9,6 +9,7 @@ from torch import Tensor
 from metasd.core import NULL_ARM, Draft, Offer, Request
 from metasd.drafters import Drafter
 from metasd.features import FeatureBuffer
+from metasd.slots import DEFAULT_CAPACITY, Residency, fingerprint_of
 
 
 class Pool:
@@ -16,12 +17,27 @@ class Pool:
 
     Args:
         drafters: the arms by name, the null arm among them.
+        capacity: the most tokens of a sequence, its draft among them.
+        kv_budget: bytes for all their caches; None: as many as they take, and nothing is ever copied.
+        is_eager: whether every drafter reads each round's tokens at once, and not when it is activated.
+
+    Raises:
+        UsageError: the budget is too small for one of them.
     """
 
-    def __init__(self, drafters: Mapping[str, Drafter]) -> None:
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        capacity: int = DEFAULT_CAPACITY,
+        kv_budget: int | None = None,
+        *,
+        is_eager: bool = False,
+    ) -> None:
         self.drafters = dict(drafters)
         self.active: str | None = None
-
+        caches = {name: drafter.cache for name, drafter in drafters.items() if drafter.cache is not None}
+        self.residency = Residency(caches, capacity, kv_budget)
+        self._is_eager = is_eager
         wanted = {layer: None for drafter in self.drafters.values() for layer in drafter.feature_layers}
         self.feature_layers = tuple(wanted)
         self._features = FeatureBuffer(self.feature_layers)
@@ -29,6 +45,11 @@ class Pool:
     @property
     def arms(self) -> tuple[str, ...]:
         return tuple(self.drafters)
+
+    @property
+    def forward_seconds(self) -> float:
+        """What the drafters' forward passes have taken so far, on the host's clock."""
+        return sum(drafter.cache.forward.seconds for drafter in self.drafters.values() if drafter.cache is not None)
 
     def reset(self, request: Request, features: Mapping[int, Tensor] | None = None) -> None:
         """Start a sequence.
@@ -40,6 +61,7 @@ class Pool:
         self._tokens = list(request.prompt_ids)
         self._num_seen = dict.fromkeys(self.drafters, len(self._tokens))
         self.active = None
+        self.residency.reset()
         self._features = FeatureBuffer(self.feature_layers)
         if len(self._tokens) > 1:
             self._features.append(features or {}, len(self._tokens) - 1)
@@ -56,13 +78,15 @@ class Pool:
         return {name: offer for name, offer in offers.items() if offer is not None}
 
     def activate(self, arm: str) -> tuple[Drafter, float, bool]:
-        """Make an arm ready to draft: it ingests exactly the tokens that it missed.
+        """Make an arm ready to draft: its cache comes into its slot, and it ingests exactly the tokens that it missed.
 
         Returns:
             the drafter, the seconds that catching up took, and whether another arm was active before.
         """
         drafter, start = self.drafters[arm], time.perf_counter()
         self._catch_up(arm)
+        self._bring(arm)
+        drafter.catch_up()
         switched = self.active is not None and self.active != arm
         self.active = arm
         return drafter, time.perf_counter() - start, switched
@@ -94,11 +118,19 @@ class Pool:
         self._features.append(features or {}, len(token_ids))
         laws = {}
         for name, drafter in self.drafters.items():
-            if asked == "all" or drafter.follows:
-                made = self._catch_up(name, len(token_ids) if asked != "off" else 0)
+            if asked == "all" or drafter.follows or self._is_eager:
+                made = self._catch_up(
+                    name, len(token_ids) if asked == "all" or (asked == "free" and drafter.follows) else 0
+                )
                 if made is not None:
                     laws[name] = made
+                elif self._is_eager:
+                    self._bring(name)
+                    drafter.catch_up()
         return laws
+
+    def _bring(self, arm: str) -> None:
+        self.residency.bring(arm, lambda num_tokens: fingerprint_of(self._tokens[:num_tokens]))
 
     def _catch_up(self, arm: str, num_scored: int = 0) -> Draft | None:
         """Bring a drafter to the end of the sequence; its laws of the last tokens, if it is asked for them."""
@@ -110,6 +142,7 @@ class Pool:
             drafter.commit(self._tokens[start:behind], None if features is None else features[: behind - start])
         if not num_scored or arm == NULL_ARM:
             return None
+        self._bring(arm)
         return drafter.score(self._tokens[behind:], None if features is None else features[behind - start :])
 
     def _features_behind(self, arm: str, start: int) -> Tensor | None:

@@ -62,13 +62,20 @@ def comparison_line(result: GenerationResult, plain: GenerationResult, is_greedy
 
 
 def profile_table(result: GenerationResult) -> Table:
-    """Where a round's time goes, in milliseconds, by arm."""
+    """Where a round's time goes, in milliseconds, by arm; "engine" is all but forward passes and the verify op."""
     table = Table(title="milliseconds a round", title_justify="left")
-    for column in ("arm", "draft", "catch-up", "target and verify", "overhead", "sum"):
+    for column in ("arm", "draft", "catch-up", "target and verify", "rest", "sum", "engine"):
         table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column == "arm")
     rows: list[tuple[str, ArmStats]] = [*result.stats.arms.items(), ("all", result.stats.total)]
     for name, arm in rows:
-        parts = (arm.draft_seconds, arm.catch_up_seconds, arm.verify_seconds, arm.overhead_seconds, arm.seconds)
+        parts = (
+            arm.draft_seconds,
+            arm.catch_up_seconds,
+            arm.verify_seconds,
+            arm.overhead_seconds,
+            arm.seconds,
+            arm.engine_seconds,
+        )
         table.add_row(name, *(f"{1000 * seconds / arm.num_rounds:.2f}" for seconds in parts))
     return table
 

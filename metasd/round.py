@@ -52,7 +52,7 @@ def play_round(sequence: Sequence) -> Round:
     BanditSpec, arXiv 2505.15141).
     """
     target, pool, bandit = sequence.target, sequence.pool, sequence.bandit
-    start = time.perf_counter()
+    start, models_before = time.perf_counter(), _model_seconds(sequence)
     round_id = len(sequence.rounds)
     coins = Coins(sequence.seed, nonce=round_id)
 
@@ -97,6 +97,7 @@ def play_round(sequence: Sequence) -> Round:
         positions=offers[choice.arm].positions[:num_draft],
         draft_seconds=draft_seconds,
         verify_seconds=verify_seconds,
+        model_seconds=_model_seconds(sequence) - models_before + verdict.kernel_seconds,
         catch_up_seconds=catch_up_seconds,
         overhead_seconds=time.perf_counter() - start - draft_seconds - verify_seconds - catch_up_seconds,
         switched=switched,
@@ -105,6 +106,10 @@ def play_round(sequence: Sequence) -> Round:
     sequence.rounds.append(record)
     bandit.update(round_id, record)
     return Round(record, token_ids, logits)
+
+
+def _model_seconds(sequence: Sequence) -> float:
+    return sequence.target.forward_seconds + sequence.pool.forward_seconds
 
 
 def _scores(

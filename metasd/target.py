@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from metasd import demo
 from metasd.cache import ModelCache, ShallowCache
+from metasd.config import MAX_NUM_DRAFT_TOKENS
 from metasd.core import MetaSDError, refuse
 from metasd.features import FeatureTap
+from metasd.slots import DEFAULT_CAPACITY, Slot
 
 _log = logging.getLogger(__name__)
 
@@ -200,12 +202,19 @@ class Target:
         self.read(prompt_ids, 1, feature_layers)
         return self.take_features()
 
+    def reserve(self, num_tokens: int) -> None:
+        """Memory for so many tokens at least; forgets the last sequence where there is too little."""
+        if self._cache.slot is None or self._cache.slot.capacity < num_tokens:
+            self._cache.move(Slot(self._cache.shape, num_tokens), self)
+
     def read(self, token_ids: Sequence[int], num_rows: int, feature_layers: tuple[int, ...] = ()) -> Tensor:
         """Read a text from its beginning, all but its last token; `take_features` has their features then.
 
         Returns:
             `[num_rows, V]`, the logits before each of the last tokens; `[0, V]` for a text of one token.
         """
+        if len(token_ids) + MAX_NUM_DRAFT_TOKENS >= DEFAULT_CAPACITY:
+            self.reserve(2 * len(token_ids))
         self._cache.clear()
         self._tap = self._tap_on(feature_layers)
         if len(token_ids) < 2:
@@ -241,6 +250,11 @@ class Target:
         if self._scoring == "row":
             return torch.cat([self._feed(token_ids[:, k : k + 1], 1) for k in range(num_tokens)], dim=1)
         return self._feed(token_ids, num_tokens)
+
+    @property
+    def forward_seconds(self) -> float:
+        """What its forward passes have taken so far, on the host's clock."""
+        return self._cache.forward.seconds
 
     def rewind(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` scored tokens."""

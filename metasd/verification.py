@@ -1,5 +1,6 @@
 """From a draft and the target's logits to the tokens of a round, on the host: the one caller of the verify op."""
 
+import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +24,7 @@ class Verdict:
     num_expected_accepted: float
     block_divergence: float
     status: int
+    kernel_seconds: float = 0.0  # of the verify op and the one read
     rows: Tensor | None = None  # [1, M, V], the processed rows of the positions that were reached at least
 
 
@@ -73,7 +75,7 @@ def verify_draft(
         return _verify_stepwise(logits, draft, pipeline, stops, coins)
     token_ids = draft.token_ids if draft else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
     rows = pipeline.rows(logits, token_ids)
-    verdict = read_verdict(_call_verify(rows, draft, token_ids, pipeline, coins, rule=rule))
+    verdict = _call_verify(rows, draft, token_ids, pipeline, coins, rule=rule)
     return replace(verdict, output_token_ids=stops.scan(verdict.output_token_ids), rows=rows)
 
 
@@ -86,14 +88,16 @@ def _call_verify(
     *,
     rule: str,
     uniform_samples: Tensor | None = None,
-) -> VerifyOutput:
-    return verify(
+) -> Verdict:
+    cutoff = law_cutoff(rows, pipeline.law)
+    begin = time.perf_counter()
+    output = verify(
         rows,
         token_ids,
         draft.logits if draft else None,
         temperature=pipeline.law.temperature,
         draft_temperature=draft.temperature if draft else None,
-        target_cutoff=law_cutoff(rows, pipeline.law),
+        target_cutoff=cutoff,
         draft_cutoff=draft.cutoff if draft else None,
         draft_to_target=draft.draft_to_target if draft else None,
         rule=rule,
@@ -101,6 +105,8 @@ def _call_verify(
         offset=coins.nonce,
         uniform_samples=uniform_samples,
     )
+    verdict = read_verdict(output)
+    return replace(verdict, kernel_seconds=time.perf_counter() - begin)
 
 
 def _verify_stepwise(
@@ -119,7 +125,7 @@ def _verify_stepwise(
     tv: list[float] = []
     probability: list[float] = []
     rows: list[Tensor] = []
-    status = num_accepted = 0
+    status, num_accepted, kernel_seconds = 0, 0, 0.0
     for k in range(num_draft + 1):
         drafted = draft.token_ids[:, :k] if draft else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
         row = pipeline.rows(logits[:, k : k + 1], drafted)
@@ -128,8 +134,9 @@ def _verify_stepwise(
         block = row.expand(1, 2, -1) if step else row  # the bonus row of a one-token block is not used
         one = torch.cat([uniform[:, k : k + 1], uniform[:, -2:]], dim=1) if step else uniform[:, -2:]
         ids = step.token_ids if step else torch.empty((1, 0), dtype=torch.int64, device=logits.device)
-        verdict = read_verdict(_call_verify(block, step, ids, pipeline, coins, rule="token", uniform_samples=one))
+        verdict = _call_verify(block, step, ids, pipeline, coins, rule="token", uniform_samples=one)
         status |= verdict.status
+        kernel_seconds += verdict.kernel_seconds
         tv.extend(verdict.tv_distance)
         probability.extend(verdict.accept_probability)
         token_ids += stops.scan(verdict.output_token_ids[:1])
@@ -145,6 +152,7 @@ def _verify_stepwise(
         overlap,
         overlap / max(len(tv), 1),
         status,
+        kernel_seconds,
         torch.cat(rows, dim=1),
     )
 

@@ -145,6 +145,15 @@ def offset(value: object, num_rows: int, device: torch.device) -> PerRow:
     return per_row("offset", value, num_rows, device, integer=True)
 
 
+def position(value: object, num_rows: int, device: torch.device) -> None:
+    """Check a position in the draft block: an int in [0, 2**32), or int64 `[1]` or `[num_rows]`."""
+    if isinstance(value, Tensor):
+        size = 1 if tuple(value.shape) == (1,) else num_rows
+        tensor("position", value, [size], (torch.int64,), device)
+    elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        refuse("position", "an int in [0, 2**32)", repr(value))
+
+
 _checked_maps = WeakTensorKeyDictionary()  # map -> (its version when checked, its largest id)
 
 

@@ -66,7 +66,7 @@ class SampleInputs(NamedTuple):
     cutoff: Tensor | None
     seed: PerRow
     offset: PerRow
-    position: int
+    position: PerRow
     uniform_samples: Tensor | None
 
 

@@ -59,7 +59,7 @@ def _split(value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _coins(seed: Tensor, offset: Tensor, position: Tensor, domain: Domain) -> Tensor:
-    """`[B, n, 4]` coins of `n` positions; `seed` and `offset` int64 `[B]` (or `[1]`), `position` int64 `[n]`."""
+    """`[B, n, 4]` coins of `n` positions; `seed` and `offset` int64 `[B]` (or `[1]`), `position` `[n]` or `[B, n]`."""
     key_low, key_high = _split(seed.reshape(-1, 1))
     offset_low, offset_high = _split(offset.reshape(-1, 1))
     return uniform(philox((key_low, key_high), (offset_low, offset_high, position, torch.full_like(position, domain))))
@@ -73,7 +73,9 @@ def verify_coins(seed: Tensor, offset: Tensor, num_draft_tokens: int) -> Tensor:
     return torch.cat([accept, final], dim=1)
 
 
-def draft_coins(seed: Tensor, offset: Tensor, position: int) -> Tensor:
-    """fp32 `[B, 2]`: the coins with which the drafter draws its token at `position` of the block."""
-    where = torch.full((1,), position, dtype=torch.int64, device=seed.device)
-    return _coins(seed, offset, where, Domain.DRAFT)[:, 0, :2]
+def draft_coins(seed: Tensor, offset: Tensor, position: int | Tensor) -> Tensor:
+    """fp32 `[B, 2]`: the coins with which the drafter draws its token at `position` of the block, int64 `[B]` if it
+    differs from row to row."""
+    if not isinstance(position, Tensor):
+        position = torch.full((1,), position, dtype=torch.int64, device=seed.device)
+    return _coins(seed, offset, position.reshape(-1, 1), Domain.DRAFT)[:, 0, :2]

@@ -26,6 +26,7 @@ FLOORS = [
     {"bandits", "drafters", "logits", "stopping"},
     {"target"},
     {"cache", "demo", "metrics", "features"},
+    {"slots"},
     {"config", "console", "registry"},
     {"core"},
 ]

@@ -163,6 +163,13 @@ class TableTarget(Target):
         self.tokens, self.layers = list(prompt_ids[:-1]), feature_layers
         return self.features(self.tokens)
 
+    def reserve(self, num_tokens: int) -> None:
+        pass
+
+    @property
+    def forward_seconds(self) -> float:
+        return 0.0
+
     def take_features(self) -> dict[int, Tensor]:
         return self.features(self.last_read)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from metasd.core import Coins, Draft, Offer, Request, refuse
 from metasd.registry import annotation_name
+from metasd.slots import SlotCache
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -34,6 +35,8 @@ class Drafter(ABC):
         follows: whether the drafter takes every round's tokens at once, for next to nothing; others catch up when they
             are activated.
         context_length: the most tokens, draft included, that it can follow; beyond them it is offered no room.
+        cache: its key-value cache, if it has one of its own. It is in its slot whenever `catch_up`, `draft`, `rewind`
+            or `score` are called, and may be anywhere else at any other time.
         nominal_cost: rough cost of one draft token, in plain forward passes of the target; used only where clocks must
             not decide.
     """
@@ -43,6 +46,7 @@ class Drafter(ABC):
     follows: ClassVar[bool] = False
     context_length: int = 1 << 62
     nominal_cost: float = 0.0
+    cache: SlotCache | None = None
 
     def __init__(self, target: "Target") -> None:
         self.target = target
@@ -127,6 +131,12 @@ class Drafter(ABC):
                 self.rewind(1)
             self.commit([token], None if features is None else features[i : i + 1])
         return Draft(torch.tensor([guesses], device=self.target.device))
+
+    def catch_up(self) -> None:  # noqa: B027 - optional
+        """Read what was committed since the last draft, in one forward pass, unless the next draft reads it in passing.
+
+        Called when the arm becomes active; `draft` and `score` have to work without it.
+        """
 
     def rewind(self, num_tokens: int) -> None:  # noqa: B027 - optional
         """Forget the last `num_tokens` tokens of the last draft: they were rejected. Comes before `commit`."""

@@ -54,7 +54,7 @@ class LMDrafter(Drafter):
         self._map = read_vocab_ids(Path(vocab_ids).expanduser(), model, target) if vocab_ids else None
         if self._map is not None:
             model = with_fewer_rows(model, self._map)
-        self._cache = ModelCache(model, f"drafter {self.name!r}")
+        self.cache: ModelCache = ModelCache(model, f"drafter {self.name!r}")
         sizes = [sum(parameter.numel() for parameter in each.parameters()) for each in (model, target.model)]
         self.nominal_cost = sizes[0] / sizes[1]
         config = model.config.get_text_config(decoder=True)
@@ -66,7 +66,7 @@ class LMDrafter(Drafter):
         self._tokens = list(request.prompt_ids)
         self._num_drafted = 0
         self._is_lost = self._cannot_read(request.prompt_ids)
-        self._cache.clear()
+        self.cache.clear()
 
     def _cannot_read(self, token_ids: Sequence[int]) -> bool:
         """Whether a token is in the padding of the target's vocabulary that this model lacks."""
@@ -78,24 +78,24 @@ class LMDrafter(Drafter):
         return Offer(tuple(Position(f"depth{k}", 0.5, 0.0) for k in range(max_num_draft_tokens)))
 
     def commit(self, token_ids: Sequence[int], features: Tensor | None = None) -> None:
-        """Ingest all but the last token in one forward pass; a single missing one waits for the next draft."""
         self._tokens.extend(token_ids)
         self._is_lost = self._is_lost or self._cannot_read(token_ids)
-        if self._is_lost:
-            return
-        missing = self._tokens[self._cache.num_tokens : -1]
-        if len(missing) > 1:
-            self._cache.feed(torch.tensor([missing], device=self.target.device), 1)
+
+    def catch_up(self) -> None:
+        """Ingest all but the last token; a single missing one waits for the next draft."""
+        missing = self._tokens[self.cache.num_tokens : -1]
+        if len(missing) > 1 and not self._is_lost:
+            self.cache.feed(torch.tensor([missing], device=self.target.device), 1)
 
     def draft(self, num_draft_tokens: int, coins: Coins) -> Draft | None:
         if self._is_lost:
             return None
-        self._cache.rewind(self._cache.num_tokens - len(self._tokens) + 1)  # a second draft in the same place
-        pending = torch.tensor([self._tokens[self._cache.num_tokens :]], device=self.target.device)
+        self.cache.rewind(self.cache.num_tokens - len(self._tokens) + 1)  # a second draft in the same place
+        pending = torch.tensor([self._tokens[self.cache.num_tokens :]], device=self.target.device)
         drawing = BlockDrawing(self._law, coins)
         tokens: list[Tensor] = []
         for _ in range(num_draft_tokens):
-            index = drawing.draw(self._readable(self._cache.feed(pending, 1)[:, -1]))
+            index = drawing.draw(self._readable(self.cache.feed(pending, 1)[:, -1]))
             pending = (index if self._map is None else self._map[index]).view(1, 1)
             tokens.append(pending)
         self._num_drafted = num_draft_tokens
@@ -113,19 +113,19 @@ class LMDrafter(Drafter):
         self._is_lost = self._is_lost or self._cannot_read(token_ids)
         if self._is_lost:
             return asleep
-        self._cache.rewind(self._cache.num_tokens - known + 1)
-        pending = torch.tensor([self._tokens[self._cache.num_tokens : -1]], device=self.target.device)
-        rows = self._cache.feed(pending, len(token_ids))[0]
+        self.cache.rewind(self.cache.num_tokens - known + 1)
+        pending = torch.tensor([self._tokens[self.cache.num_tokens : -1]], device=self.target.device)
+        rows = self.cache.feed(pending, len(token_ids))[0]
         return scored(self._readable(rows), self._law, self._map)
 
     def rewind(self, num_tokens: int) -> None:
         """The last draft token was never fed, so one rejected token less than that is in the cache."""
-        self._cache.rewind(min(num_tokens, self._num_drafted) - 1)
+        self.cache.rewind(min(num_tokens, self._num_drafted) - 1)
         self._num_drafted = 0
 
     def memory_bytes(self) -> dict[str, int]:
-        weights = sum(p.numel() * p.element_size() for p in self._cache.model.parameters())
-        return {"weights": weights, "cache": self._cache.memory_bytes()}
+        weights = sum(p.numel() * p.element_size() for p in self.cache.model.parameters())
+        return {"weights": weights, "cache": self.cache.memory_bytes()}
 
 
 def read_vocab_ids(path: Path, model: Any, target: "Target") -> Tensor:

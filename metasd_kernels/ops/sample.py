@@ -18,7 +18,7 @@ def sample(
     cutoff: Tensor | None = None,
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
-    position: int = 0,
+    position: int | Tensor = 0,
     uniform_samples: Tensor | None = None,
     backend: str = "auto",
     out: Tensor | None = None,
@@ -33,7 +33,7 @@ def sample(
         temperature: 0 or more, or `[B]`; 0: the lowest id among the largest logits.
         cutoff: `[B]`, the smallest raw logit that is kept, from `logit_cutoff`.
         seed, offset: as in `verify`.
-        position: k, the position in the draft block, in [0, 2**32).
+        position: k, the position in the draft block, in [0, 2**32), or int64 `[1]` or `[B]` of these.
         uniform_samples: `[B, 2]` fp32 in [0, 1): injected coins, for the tile and for the id.
         backend: "auto" or a name of `available_backends()`.
         out: contiguous `[B]` int64 to write into.
@@ -56,13 +56,14 @@ def sample(
         if form:
             kernels = _KNOWN[form] = backends.resolve(backend, logits)
     warmth, key, nonce = checks.as_temperature(temperature), checks.as_per_row(seed), checks.as_per_row(offset)
+    place = checks.as_per_row(position)
     if kernels:  # nobody traces: the dispatcher would only cost time
         result = _sample_fake(logits) if out is None else out
-        kernels.sample(SampleInputs(logits, warmth, cutoff, key, nonce, position, uniform_samples), result)
+        kernels.sample(SampleInputs(logits, warmth, cutoff, key, nonce, place, uniform_samples), result)
         return result
     arguments = (
         checks.detached(logits), float(warmth.value), warmth.rows, cutoff, int(key.value), key.rows, int(nonce.value),
-        nonce.rows, position, uniform_samples, backend,
+        nonce.rows, int(place.value), place.rows, uniform_samples, backend,
     )  # fmt: skip
     if out is None:
         token_ids: Tensor = torch.ops.metasd.sample(*arguments)
@@ -75,7 +76,7 @@ _KNOWN = Forms[backends.Kernels]()
 
 
 def _check(
-    logits: Tensor, temperature: object, cutoff: Tensor | None, seed: object, offset: object, position: int,
+    logits: Tensor, temperature: object, cutoff: Tensor | None, seed: object, offset: object, position: object,
     uniform_samples: Tensor | None, backend: str, out: Tensor | None,
 ) -> None:  # fmt: skip
     logits = checks.logits("logits", logits, ["B", "V"])
@@ -84,8 +85,7 @@ def _check(
     backends.check_name(backend)
     if cutoff is not None:
         checks.tensor("cutoff", cutoff, [batch_size], checks.FLOATS, device)
-    if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < 2**32:
-        checks.refuse("position", "an int in [0, 2**32)", repr(position))
+    checks.position(position, batch_size, device)
     checks.coins("uniform_samples", uniform_samples, batch_size, 2, device)
     checks.seed(seed, batch_size, device, is_used=uniform_samples is None and not warmth.always(0))
     checks.offset(offset, batch_size, device)
@@ -95,12 +95,12 @@ def _check(
 
 def _sample_out(
     logits: Tensor, temperature: float, temperature_rows: Tensor | None, cutoff: Tensor | None, seed: int,
-    seed_rows: Tensor | None, offset: int, offset_rows: Tensor | None, position: int,
+    seed_rows: Tensor | None, offset: int, offset_rows: Tensor | None, position: int, position_rows: Tensor | None,
     uniform_samples: Tensor | None, backend: str, out: Tensor,
 ) -> None:  # fmt: skip
     inputs = SampleInputs(
         logits, PerRow(temperature, temperature_rows), cutoff, PerRow(seed, seed_rows), PerRow(offset, offset_rows),
-        position, uniform_samples,
+        PerRow(position, position_rows), uniform_samples,
     )  # fmt: skip
     backends.resolve(backend, logits).sample(inputs, out)
 
@@ -117,7 +117,7 @@ def _sample_fake(logits: Tensor, *rest: Any) -> Tensor:
 
 _SAMPLE_INPUTS = (
     "Tensor logits, float temperature, Tensor? temperature_rows, Tensor? cutoff, int seed, Tensor? seed_rows, "
-    "int offset, Tensor? offset_rows, int position, Tensor? uniform_samples, str backend"
+    "int offset, Tensor? offset_rows, int position, Tensor? position_rows, Tensor? uniform_samples, str backend"
 )
 register("sample", f"({_SAMPLE_INPUTS}) -> Tensor", _sample, _sample_fake)
 register("sample_out", f"({_SAMPLE_INPUTS}, Tensor(a!) out) -> ()", _sample_out, lambda *arguments: None)

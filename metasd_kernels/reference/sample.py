@@ -18,5 +18,5 @@ def sample(inputs: SampleInputs, out: Tensor) -> None:
     coins = inputs.uniform_samples
     if coins is None:
         seed, offset = (value.tensor(batch_size, out.dtype, device) for value in (inputs.seed, inputs.offset))
-        coins = draft_coins(seed, offset, inputs.position)
+        coins = draft_coins(seed, offset, inputs.position.tensor(batch_size, out.dtype, device))
     out.copy_(draw(log_prob.exp(), coins))

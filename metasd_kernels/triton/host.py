@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from metasd_kernels.checks import refuse
+from metasd_kernels.inputs import PerRow
 
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter: where TRITON_INTERPRET was set before they were imported."""
@@ -35,6 +36,11 @@ def halves(value: float) -> tuple[int, int]:
     whole = int(value) & 0xFFFFFFFFFFFFFFFF
     low, high = whole & 0xFFFFFFFF, whole >> 32
     return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
+
+
+def stride_of(numbers: PerRow) -> int:
+    """From one request's number to the next one's: 0 where one tensor value serves all."""
+    return 0 if numbers.rows is None or numbers.rows.shape[0] == 1 else 1
 
 
 _inverses = WeakTensorKeyDictionary()  # map -> (its version, vocabulary size, inverse)

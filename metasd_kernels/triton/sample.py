@@ -21,11 +21,20 @@ from metasd_kernels.triton.device import (
     usable,
     value_of,
 )
-from metasd_kernels.triton.host import Scratch, dense, halves
+from metasd_kernels.triton.host import Scratch, dense, halves, stride_of
 
 
 @triton.jit(
-    do_not_specialize=["temperature", "seed_low", "seed_high", "offset_low", "offset_high", "offset_stride", "position"]
+    do_not_specialize=[
+        "temperature",
+        "seed_low",
+        "seed_high",
+        "offset_low",
+        "offset_high",
+        "offset_stride",
+        "position",
+        "position_stride",
+    ]
 )
 def sample_kernel(
     logits_ptr,  # [B, V]
@@ -33,6 +42,7 @@ def sample_kernel(
     cutoff_ptr,  # [B] or None
     seed_ptr,  # [B] int64 or None
     offset_ptr,  # [1] | [B] int64 or None
+    position_ptr,  # [1] | [B] int64 or None
     coins_ptr,  # [B, 2] fp32: injected; or None
     output_ptr,  # [B] int64
     counters_ptr,  # [B] int32, zero between launches
@@ -44,6 +54,7 @@ def sample_kernel(
     offset_high,
     offset_stride,  # 0: one nonce for all rows
     position,  # int32 pattern of a uint32
+    position_stride,
     V,
     stride,
     TILES: tl.constexpr,  # power of 2, at least the number of tiles
@@ -85,7 +96,8 @@ def sample_kernel(
                     offset = from_halves(offset_low, offset_high)
                 else:
                     offset = tl.load(offset_ptr + b * offset_stride)
-                u_tile, u_id = coins(seed, offset, position, 2)
+                place = position if position_ptr is None else tl.load(position_ptr + b * position_stride)
+                u_tile, u_id = coins(seed, offset, place, 2)
             else:
                 u_tile, u_id = tl.load(coins_ptr + 2 * b), tl.load(coins_ptr + 2 * b + 1)
             fine = tl.arange(0, FINE)
@@ -119,6 +131,7 @@ def sample(inputs: SampleInputs, out: Tensor) -> None:
         dense(inputs.cutoff),
         dense(inputs.seed.rows),
         dense(inputs.offset.rows),
+        dense(inputs.position.rows),
         dense(inputs.uniform_samples),
         out,
         counters,
@@ -126,8 +139,9 @@ def sample(inputs: SampleInputs, out: Tensor) -> None:
         float(inputs.temperature.value),
         *halves(inputs.seed.value),
         *halves(inputs.offset.value),
-        0 if inputs.offset.rows is None or inputs.offset.rows.shape[0] == 1 else 1,
-        halves(inputs.position)[0],
+        stride_of(inputs.offset),
+        halves(inputs.position.value)[0],
+        stride_of(inputs.position),
         vocab_size,
         logits.stride(0) if batch_size > 1 else vocab_size,
         TILES=triton.next_power_of_2(num_tiles),

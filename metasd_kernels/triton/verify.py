@@ -49,7 +49,7 @@ from metasd_kernels.triton.device import (
     value_of,
 )
 from metasd_kernels.triton.draft import draft_tile, list_law
-from metasd_kernels.triton.host import IS_INTERPRETED, Scratch, dense, halves, inverse_map, processors
+from metasd_kernels.triton.host import IS_INTERPRETED, Scratch, dense, halves, inverse_map, processors, stride_of
 
 FUSED = tl.constexpr(0)
 PUBLISH = tl.constexpr(1)
@@ -325,7 +325,7 @@ def verify(inputs: VerifyInputs, out: VerifyOutput) -> None:
             float(inputs.draft_temperature.value),
             *seed,
             *offset,
-            0 if inputs.offset.rows is None or inputs.offset.rows.shape[0] == 1 else 1,
+            stride_of(inputs.offset),
             num_positions,
             vocab_size,
             draft_width,

@@ -1,17 +1,58 @@
-"""The growing cache against one forward pass over the text: at every size of a step, across growth, behind rewinds."""
+"""The cache in a slot, where the host decides where it writes and where the device does: against one forward pass over
+the text, and against transformers' own cache."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import toy_llama
+from transformers import (
+    DynamicCache,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
-from metasd.cache import ModelCache
+from metasd.cache import ModelCache, Window
+from metasd.core import MetaSDError
+from metasd.slots import Slot
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 0,
+    "pad_token_id": 0,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**_SIZES)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**_SIZES)),
+    "gemma": (GemmaForCausalLM, GemmaConfig(**{**_SIZES, "head_dim": 16, "num_key_value_heads": 1})),
+    "gpt2": (GPT2LMHeadModel, GPT2Config(
+        vocab_size=200, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=0, eos_token_id=0
+    )),
+}  # fmt: skip
+
+
+def family(name: str) -> Any:
+    torch.manual_seed(3)
+    kind, config = FAMILIES[name]
+    model = kind(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.normal_(std=0.3)
+    return model
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_walk_of_feeds_and_rewinds_equals_one_forward_pass(seed: int) -> None:
-    """Catches a buffer that grows without its contents or one position late, and views of what was rewound."""
+    """Catches a step that writes one position late, and views of what was rewound."""
     generator = random.Random(seed)
     model = toy_llama(context_length=4096)
     cache, text = ModelCache(model, "toy"), []
@@ -27,23 +68,98 @@ def test_any_walk_of_feeds_and_rewinds_equals_one_forward_pass(seed: int) -> Non
             back = min(generator.choice([0, 0, 1, 2, 4, 7]), len(text) - 1)
             cache.rewind(back)
             del text[len(text) - back :]
-    assert len(text) > 256  # so the buffer grew
     assert cache.memory_bytes() >= len(text) * 2 * 2 * 2 * 12 * 4
 
 
-@pytest.mark.parametrize("start", [318, 319, 320, 321])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_growth_at_the_edge_of_the_buffer(start: int, size: int) -> None:
-    """A first step of 64 positions reserves 320."""
-    model = toy_llama()
-    text = torch.randint(2, 300, (1, start + size + 1), generator=torch.Generator().manual_seed(1))
-    cache = ModelCache(model, "toy")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_token_for_token_as_with_the_dynamic_cache(name: str) -> None:
+    """Greedy, float32: a prompt at once, blocks of any length with rejections behind them."""
+    model = family(name)
+    cache, own, generator = ModelCache(model, name), [3, 4, 5, 6, 3, 4], random.Random(1)
+    argument = cache._argument
     with torch.inference_mode():
-        for k in range(0, start, 64):
-            cache.feed(text[:, k : min(k + 64, start)], 1)
-        cache.feed(text[:, start : start + size], 1)
-        last = cache.feed(text[:, -1:], 1)[:, -1]
-        torch.testing.assert_close(last, model(text).logits[:, -1], atol=2e-4, rtol=1e-4)
+        plain, theirs = DynamicCache(config=model.config), list(own)
+        logits = model(torch.tensor([theirs]), use_cache=True, **{argument: plain}).logits
+        for _ in range(120):
+            theirs.append(int(logits[0, -1].argmax()))
+            logits = model(torch.tensor([theirs[-1:]]), use_cache=True, **{argument: plain}).logits
+        row = cache.feed(torch.tensor([own]), 1)
+        while len(own) < len(theirs):
+            own.append(int(row[0, -1].argmax()))
+            wrong = [generator.randrange(1, 200) for _ in range(generator.randrange(4))]
+            row = cache.feed(torch.tensor([[own[-1], *wrong]]), 1 + len(wrong))[:, :1]
+            cache.rewind(len(wrong))
+    assert own == theirs
+    assert len(set(own)) > 10
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("size", [1, 5])
+def test_where_the_device_decides_the_rows_are_the_same(name: str, size: int) -> None:
+    """`feed_window` writes at positions and reads a bucket that only tensors tell; what lies behind is masked."""
+    model = family(name)
+    text = torch.randint(1, 200, (1, 40 + size), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        wanted = model(text).logits[:, 40:]
+        for bucket in (48, 64, 128):
+            cache = ModelCache(model, name)
+            cache.move(Slot(cache.shape, 128), None)
+            assert cache.slot is not None
+            cache.slot.planes.fill_(7.0)
+            cache.feed(text[:, :40], 1)
+            window = Window(torch.arange(40, 40 + size), bucket)
+            row = cache.feed_window(text[:, 40:], window, size)
+            torch.testing.assert_close(row, wanted, atol=2e-4, rtol=1e-4)
+            some = cache.feed_window(text[:, 40:], window, torch.tensor([size - 1]))
+            torch.testing.assert_close(some, wanted[:, -1:], atol=2e-4, rtol=1e-4)
+            assert cache.num_tokens == 40
+
+
+class Watch(TorchDispatchMode):
+    """Fails on what a captured graph cannot do: to read from the device, or to need a size that values decide."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "item", "equal")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__ if isinstance(func.__name__, str) else str(func)
+        assert not any(name.split(".")[0].lstrip("_") == word.lstrip("_") for word in self.FORBIDDEN), name
+        if name.startswith("index.Tensor"):
+            assert all(index is None or index.dtype != torch.bool for index in args[1]), "indexing by a mask"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("size", [1, 5])
+def test_nothing_is_read_from_the_device(name: str, size: int) -> None:
+    """At one and at K + 1 positions: transformers' static cache reads the device at the latter."""
+    model = family(name)
+    cache = ModelCache(model, name)
+    cache.ready(1)
+    ids, window = torch.ones((1, size), dtype=torch.int64), Window(torch.arange(40, 40 + size), 64)
+    with torch.inference_mode():
+        cache.feed_window(ids, window, size)
+        with Watch():
+            cache.feed_window(ids, window, size)
+            cache.feed_window(ids, window, torch.tensor([size - 1]))
+
+
+def test_the_watch_sees_a_read() -> None:
+    """The negative control."""
+    with Watch(), pytest.raises(AssertionError):
+        torch.ones(3).sum().item()
+    with Watch(), pytest.raises(AssertionError):
+        torch.ones(3)[torch.ones(3) > 0]
+
+
+def test_a_model_whose_config_lies_is_refused() -> None:
+    model = family("llama")
+    cache = ModelCache(model, "odd")
+    cache.shape = cache.shape.__class__(3, 4, 8, torch.float32, torch.device("cpu"))
+    with (
+        torch.inference_mode(),
+        pytest.raises(MetaSDError, match=r"odd: expected torch\.float32 keys of 4 heads of 8"),
+    ):
+        cache.feed(torch.ones((1, 2), dtype=torch.int64), 1)
 
 
 def test_clear_forgets() -> None:

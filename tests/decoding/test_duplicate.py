@@ -129,7 +129,7 @@ def test_row_26_drafts_behind_rejections_equal_fresh(script: str) -> None:
     copy = lm(target, model, "twin")
     drafts: list[list[int]] = []
     fed: list[int] = []
-    draft, feed = copy.draft, copy._cache.feed
+    draft, feed = copy.draft, copy.cache.feed
 
     def keep(length: int, coins: Coins) -> Draft | None:
         made = draft(length, coins)
@@ -138,7 +138,7 @@ def test_row_26_drafts_behind_rejections_equal_fresh(script: str) -> None:
         return made
 
     copy.draft = keep
-    copy._cache.feed = lambda ids, n: (fed.append(ids.shape[1]), feed(ids, n))[1]
+    copy.cache.feed = lambda ids, n: (fed.append(ids.shape[1]), feed(ids, n))[1]
     answer = plain_greedy(target.model, PROMPT, 60)
     far = lm(target, toy_llama(noise=1.0), "far")
     engine = engine_of(target, [copy, Replay(target, answer, "liar", 2), far], bandit=Script(*SCRIPTS[script]))
@@ -160,8 +160,8 @@ def test_row_27_catch_up_reads_each_token_once() -> None:
     target = toy_target()
     twin = lm(target, target.model, "twin")
     fed: list[int] = []
-    feed = twin._cache.feed
-    twin._cache.feed = lambda ids, n: (fed.append(ids.shape[1]), feed(ids, n))[1]
+    feed = twin.cache.feed
+    twin.cache.feed = lambda ids, n: (fed.append(ids.shape[1]), feed(ids, n))[1]
     engine = engine_of(target, [twin], bandit=Script(("twin", 3), ("null", 0), ("null", 0)))
     result = engine.generate(PROMPT, SamplingParams(max_new_tokens=60))
     assert sum(fed) <= len(PROMPT) + len(result.token_ids)
@@ -173,8 +173,8 @@ def test_a_drafter_with_a_shorter_context_sleeps_beyond_it() -> None:
     target = toy_target()
     short = lm(target, toy_llama(noise=0.01, context_length=24), "short")
     most: list[int] = []
-    feed = short._cache.feed
-    short._cache.feed = lambda ids, n: (feed(ids, n), most.append(short._cache.num_tokens))[0]
+    feed = short.cache.feed
+    short.cache.feed = lambda ids, n: (feed(ids, n), most.append(short.cache.num_tokens))[0]
     choices = [("short", K), *[("null", 0)] * 11, *[("short", K)] * 9]
     engine = engine_of(target, [short], bandit=Script(*choices))
     result = engine.generate(PROMPT, SamplingParams(max_new_tokens=40))

@@ -213,6 +213,8 @@ def test_a_map_is_checked_again(ops: Ops) -> None:
         ("position", -1, "-1"),
         ("position", 2**32, str(2**32)),
         ("position", 1.0, "1.0"),
+        ("position", torch.zeros(2, dtype=torch.int64), "[2]"),
+        ("position", torch.zeros(B), "float32"),
         ("uniform_samples", torch.zeros(B, 3), "[3, 3]"),
         ("out", torch.full((B,), 77, dtype=torch.int32), "int32"),
         ("out", torch.full((2 * B,), 77)[::2], "strides [2]"),

@@ -98,6 +98,22 @@ def test_sample_options(ops: Ops) -> None:
     assert ops.sample(logits[:0], temperature=1.0, seed=seed[:0]).shape == (0,)
 
 
+def test_sample_at_positions_that_a_tensor_tells(ops: Ops) -> None:
+    """As a captured graph needs them. Catches a position of another row, and one that is not read at all."""
+    logits, seed = noise(6, 1500, seed=6), torch.arange(6)
+    position = torch.tensor([0, 1, 7, 7, 1000, 2**32 - 1])
+    want = [
+        int(ops.sample(logits[row : row + 1], temperature=1.0, seed=row, offset=4, position=int(position[row])))
+        for row in range(6)
+    ]
+    assert ops.sample(logits, temperature=1.0, seed=seed, offset=4, position=position).tolist() == want
+    for place in (0, 7):
+        same = ops.sample(logits, temperature=1.0, seed=seed, offset=4, position=place)
+        one = ops.sample(logits, temperature=1.0, seed=seed, offset=4, position=torch.tensor([place]))
+        assert torch.equal(one, same)
+        assert not torch.equal(one, ops.sample(logits, temperature=1.0, seed=seed, offset=4, position=place + 1))
+
+
 # logit_cutoff
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from metasd.config import MAX_NUM_DRAFT_TOKENS
 from metasd.core import Coins, Draft, Offer, Position, Request
 from metasd.drafters.base import Drafter
 from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
@@ -19,8 +20,8 @@ from metasd.drafters.places import local_folder
 if TYPE_CHECKING:
     from metasd.target import Target
 
-_MAX_PENDING = 32
-"""Pairs that may wait for the next draft; more, after rounds of other arms, are ingested when the arm is activated."""
+_MAX_PENDING = MAX_NUM_DRAFT_TOKENS + 1
+"""Pairs that wait for the next draft, as many as a round yields; more are a gap, and catching up reads it."""
 
 
 class EagleDrafter(Drafter):
@@ -62,11 +63,11 @@ class EagleDrafter(Drafter):
         whole = sum(parameter.numel() for parameter in target.model.parameters())
         self.nominal_cost = sum(weight.numel() for weight in weights) / whole
         self.context_length = target.context_length
-        self._cache = HeadCache()
+        self.cache: HeadCache = HeadCache(self._head, f"drafter {self.name!r}")
 
     def reset(self, request: Request) -> None:
         self._law = own_law(request.law, self._scale)
-        self._cache.num_tokens = 0
+        self.cache.clear()
         self._ids: list[int] = []
         self._features: list[Tensor] = []
         self._last: tuple[Tensor, Tensor] | None = None
@@ -86,35 +87,48 @@ class EagleDrafter(Drafter):
             raise ValueError(f"features: expected one row for each of {len(token_ids)} tokens")
         self._ids.extend(token_ids)
         self._features.append(features)
+
+    def catch_up(self) -> None:
         if len(self._ids) > _MAX_PENDING:
             self._ingest()
 
     def _ingest(self) -> None:
         ids = torch.tensor([self._ids], device=self.target.device)
         features = torch.cat(self._features) if len(self._features) > 1 else self._features[0]
-        self._last = self._step(ids, self._head.fuse(features.unsqueeze(0)))
         self._ids, self._features = [], []
+        out, feedback = self._step(ids, self._fused(features))
+        self._last = out[:, -1], feedback[:, -1:]
+
+    def _fused(self, features: Tensor) -> Tensor:
+        with self.cache.forward:
+            return self._head.fuse(features.unsqueeze(0))
 
     def _step(self, token_ids: Tensor, fused: Tensor) -> tuple[Tensor, Tensor]:
-        """Ingest pairs `[1, M]` and `[1, M, H]`; of the last: input of the vocabulary matrix, and what is fed back."""
-        out, feedback = self._head(functional.embedding(token_ids, self._embedding), fused, self._cache)
-        return out[:, -1], feedback[:, -1:]
+        """Ingest pairs `[1, M]` and `[1, M, H]`: inputs of the vocabulary matrix, and what is fed back."""
+        with self.cache.forward:
+            out, feedback = self._head(functional.embedding(token_ids, self._embedding), fused, self.cache)
+        return out, feedback
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        with self.cache.forward:
+            return functional.linear(rows, self._matrix, self._bias)
 
     def draft(self, num_draft_tokens: int, coins: Coins) -> Draft | None:
         if self._ids:
             self._ingest()
         if self._last is None:
             return None
-        num_committed, (out, feedback) = self._cache.num_tokens, self._last
+        num_committed, (out, feedback) = self.cache.num_tokens, self._last
         drawing = BlockDrawing(self._law, coins)
         tokens: list[Tensor] = []
         for k in range(num_draft_tokens):
             if k > 0:
-                out, feedback = self._step(tokens[-1], feedback)
-            logits = functional.linear(out, self._matrix, self._bias)
-            token = drawing.draw(logits)
+                rows, feedback = self._step(tokens[-1], feedback)
+                out = rows[:, -1]
+            token = drawing.draw(self._logits(out))
             tokens.append((token if self._map is None else self._map[token]).view(1, 1))
-        self._cache.num_tokens = num_committed  # what was drafted comes again, with the target's features
+        # What was drafted comes again, with the target's features.
+        self.cache.rewind(self.cache.num_tokens - num_committed)
         return drawing.draft(torch.cat(tokens, dim=1), self._map)
 
     def score(self, token_ids: Sequence[int], features: Tensor | None = None) -> Draft:
@@ -125,12 +139,11 @@ class EagleDrafter(Drafter):
         if features is None or features.shape[0] != len(token_ids):
             raise ValueError(f"features: expected one row for each of {len(token_ids)} tokens")
         ids = torch.tensor([token_ids], device=self.target.device)
-        fused = self._head.fuse(features.unsqueeze(0))
-        out, feedback = self._head(functional.embedding(ids, self._embedding), fused, self._cache)
+        out, feedback = self._step(ids, self._fused(features))
         self._last = out[:, -1], feedback[:, -1:]
         first = torch.zeros_like(out[:, 0]) if before is None else before[0]
         rows = torch.cat([first, out[0, :-1]])
-        laws = scored(functional.linear(rows, self._matrix, self._bias), self._law, self._map)
+        laws = scored(self._logits(rows), self._law, self._map)
         if before is None:  # no token before the first that the target has read: asleep there
             laws.token_ids[0, 0] = -1
         return laws
@@ -141,7 +154,7 @@ class EagleDrafter(Drafter):
         shares = []
         for ids, features, choice in probes(self.target, self.feature_layers):
             embedded = functional.embedding(ids[:, 1:], self._embedding)
-            out, _ = self._head(embedded, self._head.fuse(features[:, :-1]), HeadCache())
+            out, _ = self._head(embedded, self._head.fuse(features[:, :-1]), HeadCache(self._head))
             guess = functional.linear(out, self._matrix, self._bias).argmax(-1)
             guess = guess if self._map is None else self._map[guess]
             shares.append(float((guess == choice[:, 1:]).float().mean()))
@@ -156,7 +169,7 @@ class EagleDrafter(Drafter):
         weights: list[Tensor] = list(self._head.parameters())
         weights += [each for each in (self._own_embedding,) if each is not None]
         weights += [self._matrix] if self._is_matrix_own else []
-        held = {"weights": sum(map(_num_bytes, weights)), "cache": self._cache.memory_bytes()}
+        held = {"weights": sum(map(_num_bytes, weights)), "cache": self.cache.memory_bytes()}
         if self._map is not None and not self._is_matrix_own:
             held["rows of the target's head, shared"] = _num_bytes(self._matrix)
         return held

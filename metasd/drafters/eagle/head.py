@@ -15,33 +15,24 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from metasd.drafters.eagle.config import HeadConfig
+from metasd.slots import CacheShape, SlotCache
 
 
-class HeadCache:
-    """Keys and values of the layer for one sequence, in memory that grows; forgetting the last ones writes no data."""
+class HeadCache(SlotCache):
+    """Keys and values of the layer for one sequence."""
 
-    _GROWTH = 256
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self._buffers: tuple[Tensor, Tensor] | None = None
+    def __init__(self, head: "EagleHead", name: str = "an EAGLE head") -> None:
+        config, weight = head.config, head.k_proj.weight
+        super().__init__(CacheShape(1, config.num_kv_heads, config.head_dim, weight.dtype, weight.device), name)
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Take `[1, kv_heads, M, head_dim]` states; returns those of all positions."""
-        end = self.num_tokens + keys.shape[2]
-        if self._buffers is None or self._buffers[0].shape[2] < end:
-            capacity = max(2 * self.num_tokens, end) + self._GROWTH
-            grown = tuple(new.new_empty((*new.shape[:2], capacity, new.shape[3])) for new in (keys, values))
-            for buffer, old in zip(grown, self._buffers or (), strict=False):
-                buffer[:, :, : self.num_tokens] = old[:, :, : self.num_tokens]
-            self._buffers = grown[0], grown[1]
-        for buffer, new in zip(self._buffers, (keys, values), strict=True):
-            buffer[:, :, self.num_tokens : end] = new
+        start, end = self.num_tokens, self.num_tokens + keys.shape[2]
+        own_keys, own_values = self.ready(keys.shape[2]).layers[0]
+        own_keys[:, :, start:end] = keys
+        own_values[:, :, start:end] = values
         self.num_tokens = end
-        return self._buffers[0][:, :, :end], self._buffers[1][:, :, :end]
-
-    def memory_bytes(self) -> int:
-        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers or ())
+        return own_keys[:, :, :end], own_values[:, :, :end]
 
 
 class RMSNorm(nn.Module):
