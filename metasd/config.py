@@ -10,6 +10,8 @@ from metasd.core import SamplingLaw, refuse
 OBJECTIVES = ("speed", "tokens")
 SCORINGS = ("block", "row")
 CATCH_UPS = ("lazy", "eager")
+LOOPS = ("auto", "static", "host")
+DELAYS = ("auto", 0, 1)
 SCORED = ("off", "free", "all")
 RULES = ("token", "block")
 MAX_NUM_DRAFT_TOKENS = 8
@@ -151,6 +153,8 @@ class EngineConfig:
     kv_budget: int | None = None
     max_context: int | None = None
     catch_up: str = "lazy"
+    loop: str = "auto"
+    delay: int | str = "auto"
     token_scores: str = "off"
     device: str = "auto"
     dtype: str = "auto"
@@ -161,10 +165,12 @@ class EngineConfig:
             ("rule", RULES),
             ("scoring", SCORINGS),
             ("catch_up", CATCH_UPS),
+            ("loop", LOOPS),
+            ("delay", DELAYS),
             ("token_scores", SCORED),
         ):
             if getattr(self, name) not in known:
-                raise refuse(name, f"one of {', '.join(known)}", repr(getattr(self, name)))
+                raise refuse(name, f"one of {', '.join(map(str, known))}", repr(getattr(self, name)))
         if self.num_draft_tokens != "auto":
             if isinstance(self.num_draft_tokens, str):
                 raise refuse("num_draft_tokens", '"auto" or an integer of at least 0', repr(self.num_draft_tokens))

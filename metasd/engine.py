@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from metasd import round as rounds
 from metasd.bandits import Bandit, CostTable, check_names, make_bandit
@@ -15,6 +16,8 @@ from metasd.drafters import Drafter, check_drafters, load_drafters
 from metasd.logits import LogitsPipeline
 from metasd.metrics import GenerationResult, collect
 from metasd.pool import Pool
+from metasd.static_loop import StaticLoop
+from metasd.static_round import StaticPlay, is_possible, play_static_round
 from metasd.stopping import StopScanner
 from metasd.target import Prompt, Target
 from metasd_kernels import Status
@@ -72,6 +75,7 @@ class MetaSD:
         )
         self._plain_pool = Pool({NULL_ARM: drafters[NULL_ARM]})
         self._plain_bandit = make_bandit("fixed", self._plain_pool.arms, costs=self.costs)
+        self._loops: dict[bool, StaticLoop] = {}  # by whether it is plain
         self._is_calibrated = False
 
     @classmethod
@@ -95,7 +99,10 @@ class MetaSD:
                 a number), rule ("token", "block"), scoring ("block"; "row": each position in a forward pass of its own,
                 rounded as in plain decoding), kv_budget (bytes for the drafters' caches; None: all stay in place),
                 max_context (tokens of prompt and answer that memory is taken for; None: the target's context, 8192 at
-                most), catch_up ("lazy": a drafter reads what it missed when it is picked; "eager": every round),
+                most), catch_up ("lazy": a drafter reads what it missed when it is picked; "eager": every round), loop
+                ("static": rounds at fixed addresses, on a GPU as captured graphs, for requests without penalties and
+                logits processors; "host"; "auto": "static" on a GPU), delay (1: the next draft of a static round is
+                launched before the host has read this one's verdict; "auto": 1 on a GPU),
                 token_scores ("off"; "free": a round records what the
                 drafting arm, and those that cost next to nothing, say to its tokens; "all": every arm), device ("auto",
                 "cpu", "cuda"), dtype ("auto": the checkpoint's, or its name).
@@ -162,12 +169,13 @@ class MetaSD:
         try:
             bandit.start(reproducible=params.is_reproducible)
             with torch.inference_mode():
-                sequence, prefill_seconds = self._start(prompt_ids, params, index, is_plain, bandit)
+                sequence, prefill_seconds, features = self._start(prompt_ids, params, index, is_plain, bandit)
+                play = self._static_play(sequence, prompt_ids, features, is_plain)
             logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
             num_yielded = 0
             while sequence.stops.finish_reason is None:
                 with torch.inference_mode():
-                    played = rounds.play_round(sequence)
+                    played = play_static_round(sequence, play) if play else rounds.play_round(sequence)
                     if logprobs is not None and params.logprobs is not None:
                         logprobs.extend(_logprobs(played, params.logprobs))
                 certain = sequence.stops.certain_text()
@@ -208,7 +216,7 @@ class MetaSD:
 
     def _start(
         self, prompt_ids: list[int], params: SamplingParams, index: int, is_plain: bool, bandit: Bandit
-    ) -> tuple[rounds.Sequence, float]:
+    ) -> tuple[rounds.Sequence, float, dict[int, Tensor]]:
         target, pool = self.target, self._plain_pool if is_plain else self.pool
         pipeline = LogitsPipeline(params, prompt_ids, target.vocab_size, target.eos_token_ids, target.device)
         if pipeline.is_stepwise and self.config.rule == "block":
@@ -235,7 +243,21 @@ class MetaSD:
             token_scores="off" if is_plain else self.config.token_scores,
             last_token=prompt_ids[-1],
         )
-        return sequence, prefill_seconds
+        return sequence, prefill_seconds, features
+
+    def _static_play(
+        self, sequence: rounds.Sequence, prompt_ids: list[int], features: dict[int, Tensor], is_plain: bool
+    ) -> StaticPlay | None:
+        """How the request is played at fixed addresses; None where it is not."""
+        is_wanted = self.config.loop == "static" or (self.config.loop == "auto" and self.target.device.type == "cuda")
+        if not is_wanted or not is_possible(sequence, len(prompt_ids)):
+            return None
+        if is_plain not in self._loops:
+            self._loops[is_plain] = StaticLoop(self.target, sequence.pool, self._capacity, self.config.rule)
+        loop = self._loops[is_plain]
+        loop.start(prompt_ids, sequence.seed, sequence.pipeline.law, features)
+        delay = self.config.delay
+        return StaticPlay(loop, is_late=self.target.device.type == "cuda" if delay == "auto" else delay == 1)
 
     def _calibrate(self, token: int, num_tokens: int) -> None:
         """Once an engine: measure the target's forward pass for each block length, before the first choice."""

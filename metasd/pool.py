@@ -1,7 +1,7 @@
 """The pool: which arms are awake, and the only place where a drafter becomes active and catches up."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -68,9 +68,15 @@ class Pool:
         for name, drafter in self.drafters.items():
             drafter.reset(replace(request, features=self._features_behind(name, 0)))
 
-    def offers(self, max_num_draft_tokens: int) -> dict[str, Offer]:
-        """What the arms that are awake could draft now, from committed tokens only."""
-        num_tokens = len(self._tokens)
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence that the host knows."""
+        return len(self._tokens)
+
+    def offers(self, max_num_draft_tokens: int, num_unread: int = 0) -> dict[str, Offer]:
+        """What the arms that are awake could draft now, from committed tokens only; `num_unread` more may be on the
+        device."""
+        num_tokens = len(self._tokens) + num_unread
         offers = {
             name: drafter.offer(max(0, min(max_num_draft_tokens, drafter.context_length - num_tokens)))
             for name, drafter in self.drafters.items()
@@ -128,6 +134,30 @@ class Pool:
                     self._bring(name)
                     drafter.catch_up()
         return laws
+
+    def bring(self, arm: str) -> int:
+        """For an arm that drafts inside captured graphs: its cache comes into its slot.
+
+        Returns:
+            how many of the last tokens it has not read.
+        """
+        cache, num_seen, num_tokens = self.drafters[arm].cache, self._num_seen[arm], len(self._tokens)
+        self._bring(arm)
+        if cache is not None:
+            cache.num_tokens = num_tokens - 1  # what will be right in it, whatever becomes of the draft
+        self.active, self._num_seen[arm] = arm, num_tokens
+        return num_tokens - num_seen
+
+    def forget(self, arms: Iterable[str]) -> None:
+        """These arms have read nothing yet, not even the prompt."""
+        self._num_seen.update(dict.fromkeys(arms, 0))
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take a round's tokens where drafts and features stay on the device: followers get them at once."""
+        self._tokens.extend(token_ids)
+        for name, drafter in self.drafters.items():
+            if drafter.follows:
+                self._catch_up(name)
 
     def _bring(self, arm: str) -> None:
         self.residency.bring(arm, lambda num_tokens: fingerprint_of(self._tokens[:num_tokens]))

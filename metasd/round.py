@@ -34,6 +34,12 @@ class Sequence:
     last_token: int  # the last committed token: the target has not read it yet
     rounds: list[RoundRecord] = field(default_factory=list)
 
+    @property
+    def room(self) -> int:
+        """The most draft tokens of the next round; its last token comes from the target."""
+        room = self.max_new_tokens - len(self.stops.token_ids) - 1
+        return min(room, MAX_NUM_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens)
+
 
 @dataclass(frozen=True)
 class Round:
@@ -56,11 +62,8 @@ def play_round(sequence: Sequence) -> Round:
     round_id = len(sequence.rounds)
     coins = Coins(sequence.seed, nonce=round_id)
 
-    room = sequence.max_new_tokens - len(sequence.stops.token_ids) - 1  # the last token comes from the target
-    offers = pool.offers(
-        min(room, MAX_NUM_DRAFT_TOKENS if sequence.num_draft_tokens is None else sequence.num_draft_tokens)
-    )
-    choice = _checked(bandit.select(offers), offers)
+    offers = pool.offers(sequence.room)
+    choice = checked(bandit.select(offers), offers)
 
     drafter, catch_up_seconds, switched = pool.activate(choice.arm)
     draft_start = time.perf_counter()
@@ -122,7 +125,7 @@ def _scores(
     return score_round(verdict.rows, asked, verdict.output_token_ids, sequence.pipeline.law)
 
 
-def _checked(choice: Choice, offers: dict[str, Offer]) -> Choice:
+def checked(choice: Choice, offers: dict[str, Offer]) -> Choice:
     """A bandit of the user's own may choose what nobody offered."""
     if choice.arm not in offers or not 0 <= choice.num_draft_tokens <= offers[choice.arm].max_num_draft_tokens:
         known = {arm: offer.max_num_draft_tokens for arm, offer in offers.items()}

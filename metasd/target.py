@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from metasd import demo
-from metasd.cache import ModelCache, ShallowCache
+from metasd.cache import ModelCache, ShallowCache, Window
 from metasd.config import MAX_NUM_DRAFT_TOKENS
 from metasd.core import MetaSDError, refuse
 from metasd.features import FeatureTap
@@ -239,6 +239,26 @@ class Target:
             return self._cache.feed(token_ids, num_logits)
         finally:
             self._tap.is_on = False
+
+    def score_window(self, token_ids: Tensor, window: Window) -> Tensor:
+        """`score` for captured graphs: the tokens go to places that tensors tell."""
+        self.take_features()
+        if self._tap is not None:
+            self._tap.is_on = True
+        try:
+            return self._cache.feed_window(token_ids, window, token_ids.shape[1])
+        finally:
+            if self._tap is not None:
+                self._tap.is_on = False
+
+    @property
+    def slot(self) -> Slot | None:
+        """Where its cache lies."""
+        return self._cache.slot
+
+    def move_to(self, num_tokens: int) -> None:
+        """So many tokens count as read: for whoever wrote them through windows."""
+        self._cache.num_tokens = num_tokens
 
     def score(self, token_ids: Tensor) -> Tensor:
         """Logits `[1, M, V]` behind each of the new tokens `[1, M]`.

@@ -1,6 +1,7 @@
 """From a draft and the target's logits to the tokens of a round, on the host: the one caller of the verify op."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,25 +29,34 @@ class Verdict:
     rows: Tensor | None = None  # [1, M, V], the processed rows of the positions that were reached at least
 
 
+def pack(output: VerifyOutput) -> Tensor:
+    """All that the host reads of a round, float64 `[3K + 5]`."""
+    return torch.cat([field.reshape(-1).double() for field in output])
+
+
 def read_verdict(output: VerifyOutput) -> Verdict:
     """The one read from the device in a round: everything in one copy.
 
     Raises:
         MetaSDError: the kernel says that its output must not be used.
     """
-    num_positions = output.tv_distance.shape[1]
-    fields = [field.reshape(-1).double() for field in output]
-    values = torch.cat(fields).tolist()
-    sizes = [field.numel() for field in fields]
+    return unpack(pack(output).tolist(), output.tv_distance.shape[1])
+
+
+def unpack(values: Sequence[float], num_positions: int) -> Verdict:
+    """What `pack` packed, of K positions.
+
+    Raises:
+        MetaSDError: the kernel says that its output must not be used.
+    """
     parts, start = [], 0
-    for size in sizes:
+    for size in (num_positions + 1, 1, num_positions, num_positions, 1, 1, 1):
         parts.append(values[start : start + size])
         start += size
     ids, (accepted,), tv, probability, (expected,), (divergence,), (status,) = parts
     if int(status) & Status.TIMEOUT:
         raise MetaSDError("the verify kernel timed out while it waited for its own programs; decode the request again")
     num_accepted = int(accepted)
-    assert len(ids) == num_positions + 1
     return Verdict(
         [int(token) for token in ids[: num_accepted + 1]],
         num_accepted,

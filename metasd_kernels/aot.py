@@ -112,7 +112,7 @@ class Call:
         settings = PerRow(0.0, warmth), PerRow(0, seeds), PerRow(0, empty(1, dtype=torch.int64))
         temperature, seed, offset = settings
         if self.kind == "sample":
-            row = SampleInputs(empty(size, vocab), temperature, None, seed, offset, 3, None)
+            row = SampleInputs(empty(size, vocab), temperature, None, seed, offset, PerRow(3), None)
             return kernels.sample(row, empty(size, dtype=torch.int64))
         if self.kind == "logit_cutoff":
             limits = PerRow(50), PerRow(0.9), PerRow(0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metasd.core import NULL_ARM, UsageError, refuse
-from metasd.drafters.base import Drafter
+from metasd.drafters.base import Drafter, StaticDrafter
 from metasd.drafters.demo import load_demo_pool
 from metasd.drafters.memory import check_room
 from metasd.registry import Registry, parse_spec, split_specs
@@ -29,7 +29,7 @@ DRAFTERS = Registry(
     },
 )
 
-__all__ = ["DRAFTERS", "Drafter", "check_drafters", "load_drafters"]
+__all__ = ["DRAFTERS", "Drafter", "StaticDrafter", "check_drafters", "load_drafters"]
 
 
 def load_drafters(given: str | Sequence[str | Drafter], target: "Target") -> dict[str, Drafter]:

@@ -4,7 +4,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from metasd.core import Coins, Draft, Offer, Request, refuse
 from metasd.registry import annotation_name
 from metasd.slots import SlotCache
+from metasd.static import StaticDrawing, StaticSequence
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 _NO_COINS = Coins(torch.zeros(1, dtype=torch.int64), 0)
 _OPTION_TYPES = {"int": "an integer", "float": "a finite number", "str": "a text that is no number"}
 """What a spec can give to a parameter, by its annotation; parameters of other types are for Python only."""
+
+
+class StaticDrafter(Protocol):
+    """Drafting at fixed addresses: functions of tensors alone, which a graph may capture."""
+
+    drawing: StaticDrawing
+
+    def step(self, sequence: StaticSequence, bucket: int, is_first: bool) -> None:
+        """Draft one token more; the first step reads the last committed tokens again, at least those of one round."""
+
+    def ingest(self, sequence: StaticSequence, width: int, bucket: int) -> None:
+        """Read the last `width` committed tokens, those that are known already once more."""
 
 
 class Drafter(ABC):
@@ -37,6 +50,7 @@ class Drafter(ABC):
         context_length: the most tokens, draft included, that it can follow; beyond them it is offered no room.
         cache: its key-value cache, if it has one of its own. It is in its slot whenever `catch_up`, `draft`, `rewind`
             or `score` are called, and may be anywhere else at any other time.
+        temperature_scale: it draws at the request's temperature times this.
         nominal_cost: rough cost of one draft token, in plain forward passes of the target; used only where clocks must
             not decide.
     """
@@ -47,6 +61,7 @@ class Drafter(ABC):
     context_length: int = 1 << 62
     nominal_cost: float = 0.0
     cache: SlotCache | None = None
+    temperature_scale: float = 1.0
 
     def __init__(self, target: "Target") -> None:
         self.target = target
@@ -140,6 +155,11 @@ class Drafter(ABC):
 
     def rewind(self, num_tokens: int) -> None:  # noqa: B027 - optional
         """Forget the last `num_tokens` tokens of the last draft: they were rejected. Comes before `commit`."""
+
+    @property
+    def static(self) -> "StaticDrafter | None":
+        """How it drafts at fixed addresses, inside captured graphs; None: it drafts on the host's word."""
+        return None
 
     def self_check(self) -> str | None:
         """A measurement on a short text, after loading; what to warn of, or None."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from metasd.cache import ModelCache, sibling
+from metasd.cache import ModelCache, Window, sibling
 from metasd.core import Coins, Draft, MetaSDError, Offer, Position, Request
-from metasd.drafters.base import Drafter
+from metasd.drafters.base import Drafter, StaticDrafter
 from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
+from metasd.static import StaticDrawing, StaticSequence
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -44,7 +45,7 @@ class LMDrafter(Drafter):
         tokenizer: Any = None,
     ) -> None:
         super().__init__(target)
-        self.name, self._scale = name or Path(path).name or path, check_scale(temperature_scale)
+        self.name, self.temperature_scale = name or Path(path).name or path, check_scale(temperature_scale)
         if model is None:
             from metasd.target import load_model
 
@@ -60,9 +61,10 @@ class LMDrafter(Drafter):
         config = model.config.get_text_config(decoder=True)
         self.context_length = getattr(config, "max_position_embeddings", None) or 1 << 30
         self._vocab_size: int = config.vocab_size
+        self._static: StaticLM | None = None
 
     def reset(self, request: Request) -> None:
-        self._law = own_law(request.law, self._scale)
+        self._law = own_law(request.law, self.temperature_scale)
         self._tokens = list(request.prompt_ids)
         self._num_drafted = 0
         self._is_lost = self._cannot_read(request.prompt_ids)
@@ -123,9 +125,44 @@ class LMDrafter(Drafter):
         self.cache.rewind(min(num_tokens, self._num_drafted) - 1)
         self._num_drafted = 0
 
+    @property
+    def static(self) -> StaticDrafter | None:
+        """None for a model that cannot read all of the target's tokens: only the host sees one coming."""
+        if self._vocab_size < self.target.vocab_size:
+            return None
+        if self._static is None:
+            size = self.target.vocab_size if self._map is None else len(self._map)
+            self._static = StaticLM(self.cache, size, self._map)
+        return self._static
+
     def memory_bytes(self) -> dict[str, int]:
         weights = sum(p.numel() * p.element_size() for p in self.cache.model.parameters())
         return {"weights": weights, "cache": self.cache.memory_bytes()}
+
+
+class StaticLM:
+    """The model inside captured graphs: each step reads the last two tokens: full acceptance is no special case.
+
+    Args:
+        cache: of the model.
+        vocab_size: the rows that are drawn from.
+        draft_to_target: what they mean.
+    """
+
+    def __init__(self, cache: ModelCache, vocab_size: int, draft_to_target: Tensor | None) -> None:
+        self._cache, self._vocab_size = cache, vocab_size
+        self.drawing = StaticDrawing(vocab_size, cache.shape.dtype, cache.shape.device, draft_to_target)
+
+    def step(self, sequence: StaticSequence, bucket: int, is_first: bool) -> None:
+        row = self._read(sequence, 2, bucket)[:, -1, : self._vocab_size]
+        self.drawing.draw(row, sequence)
+
+    def ingest(self, sequence: StaticSequence, width: int, bucket: int) -> None:
+        self._read(sequence, width, bucket)
+
+    def _read(self, sequence: StaticSequence, width: int, bucket: int) -> Tensor:
+        positions = sequence.last(width)
+        return self._cache.feed_window(sequence.tokens[positions].unsqueeze(0), Window(positions, bucket), 1)
 
 
 def read_vocab_ids(path: Path, model: Any, target: "Target") -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from capture_watch import Watch
 from toys import toy_llama
 from transformers import (
     DynamicCache,
@@ -113,19 +113,6 @@ def test_where_the_device_decides_the_rows_are_the_same(name: str, size: int) ->
             some = cache.feed_window(text[:, 40:], window, torch.tensor([size - 1]))
             torch.testing.assert_close(some, wanted[:, -1:], atol=2e-4, rtol=1e-4)
             assert cache.num_tokens == 40
-
-
-class Watch(TorchDispatchMode):
-    """Fails on what a captured graph cannot do: to read from the device, or to need a size that values decide."""
-
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "item", "equal")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__ if isinstance(func.__name__, str) else str(func)
-        assert not any(name.split(".")[0].lstrip("_") == word.lstrip("_") for word in self.FORBIDDEN), name
-        if name.startswith("index.Tensor"):
-            assert all(index is None or index.dtype != torch.bool for index in args[1]), "indexing by a mask"
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -10,12 +10,13 @@ from torch.nn import functional
 
 from metasd.config import MAX_NUM_DRAFT_TOKENS
 from metasd.core import Coins, Draft, Offer, Position, Request
-from metasd.drafters.base import Drafter
+from metasd.drafters.base import Drafter, StaticDrafter
 from metasd.drafters.drawing import BlockDrawing, check_scale, own_law, scored
 from metasd.drafters.eagle.checkpoint import load_head
 from metasd.drafters.eagle.head import HeadCache
 from metasd.drafters.eagle.selfcheck import THRESHOLD, probes
 from metasd.drafters.places import local_folder
+from metasd.static import StaticDrawing, StaticSequence
 
 if TYPE_CHECKING:
     from metasd.target import Target
@@ -41,7 +42,7 @@ class EagleDrafter(Drafter):
         super().__init__(target)
         self.name = name or Path(path).name or path
         loaded = load_head(local_folder(path), target.model.config, dtype=target.model.dtype, device=target.device)
-        self._scale = check_scale(temperature_scale)
+        self.temperature_scale = check_scale(temperature_scale)
         self.assumptions = loaded.assumptions
         self._head, self._map = loaded.head, loaded.draft_to_target
         self.feature_layers = loaded.head.config.feature_layers
@@ -63,10 +64,11 @@ class EagleDrafter(Drafter):
         whole = sum(parameter.numel() for parameter in target.model.parameters())
         self.nominal_cost = sum(weight.numel() for weight in weights) / whole
         self.context_length = target.context_length
+        self._static: StaticEagle | None = None
         self.cache: HeadCache = HeadCache(self._head, f"drafter {self.name!r}")
 
     def reset(self, request: Request) -> None:
-        self._law = own_law(request.law, self._scale)
+        self._law = own_law(request.law, self.temperature_scale)
         self.cache.clear()
         self._ids: list[int] = []
         self._features: list[Tensor] = []
@@ -148,6 +150,12 @@ class EagleDrafter(Drafter):
             laws.token_ids[0, 0] = -1
         return laws
 
+    @property
+    def static(self) -> StaticDrafter:
+        if self._static is None:
+            self._static = StaticEagle(self)
+        return self._static
+
     @torch.inference_mode()
     def self_check(self) -> str | None:
         """Compares the head's choices with the target's on short texts."""
@@ -173,6 +181,42 @@ class EagleDrafter(Drafter):
         if self._map is not None and not self._is_matrix_own:
             held["rows of the target's head, shared"] = _num_bytes(self._matrix)
         return held
+
+
+class StaticEagle:
+    """The head inside captured graphs. Pair j, token j + 1 with the target's feature of token j, lies at place j; the
+    first step reads as many pairs again as a round can add."""
+
+    def __init__(self, drafter: EagleDrafter) -> None:
+        self._drafter, self._head = drafter, drafter._head
+        matrix = drafter._matrix
+        self.drawing = StaticDrawing(matrix.shape[0], matrix.dtype, matrix.device, drafter._map)
+        size = self._head.config.hidden_size
+        with torch.inference_mode(False):
+            self._feedback = torch.zeros((1, 1, size), dtype=matrix.dtype, device=matrix.device)
+
+    def step(self, sequence: StaticSequence, bucket: int, is_first: bool) -> None:
+        if is_first:
+            out, feedback = self._read(sequence, _MAX_PENDING, bucket)
+        else:
+            place = sequence.last(1)
+            out, feedback = self._pairs(sequence.tokens[place], self._feedback, place - 1, bucket)
+        self._feedback.copy_(feedback[:, -1:])
+        self.drawing.draw(functional.linear(out[:, -1], self._drafter._matrix, self._drafter._bias), sequence)
+
+    def ingest(self, sequence: StaticSequence, width: int, bucket: int) -> None:
+        self._read(sequence, width, bucket)
+
+    def _read(self, sequence: StaticSequence, width: int, bucket: int) -> tuple[Tensor, Tensor]:
+        places = sequence.last(width + 1)[:-1]
+        features = [sequence.features[layer][places] for layer in self._drafter.feature_layers]
+        fused = self._head.fuse(torch.cat(features, dim=-1).unsqueeze(0))
+        return self._pairs(sequence.tokens[places + 1], fused, places, bucket)
+
+    def _pairs(self, token_ids: Tensor, fused: Tensor, places: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
+        embedded = functional.embedding(token_ids.unsqueeze(0), self._drafter._embedding)
+        out, feedback = self._head.forward_window(embedded, fused, self._drafter.cache, places, bucket)
+        return out, feedback
 
 
 def _num_bytes(tensor: Tensor) -> int:

@@ -106,15 +106,18 @@ class EagleHead(nn.Module):
         residual = normed if self.config.norm_before_residual else fused
         return residual, torch.cat([self.input_layernorm(embedded), normed], dim=-1)
 
-    def attention_states(self, x: Tensor, first_position: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries `[B, heads, M, head_dim]`, rotated keys and values `[B, kv_heads, M, head_dim]`."""
+    def attention_states(self, x: Tensor, first_position: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries `[B, heads, M, head_dim]`, rotated keys and values `[B, kv_heads, M, head_dim]`, at
+        positions from the first on, or `[M]`."""
         batch_size, length, _ = x.shape
         states = [proj(x).view(batch_size, length, -1, self.config.head_dim).transpose(1, 2)
                   for proj in (self.q_proj, self.k_proj, self.v_proj)]  # fmt: skip
         if self.config.qk_norm:
             states[0], states[1] = self.q_norm(states[0]), self.k_norm(states[1])
-        positions = torch.arange(first_position, first_position + length, device=x.device).unsqueeze(0)
-        cos, sin = self._rotary(x, positions)
+        positions = first_position
+        if not isinstance(positions, Tensor):
+            positions = torch.arange(positions, positions + length, device=x.device)
+        cos, sin = self._rotary(x, positions.unsqueeze(0))
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         return _rotate(states[0], cos, sin), _rotate(states[1], cos, sin), states[2]
 
@@ -154,6 +157,20 @@ class EagleHead(nn.Module):
         attended = functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=length > 1 and past == 0, enable_gqa=True
         )
+        return self.outputs(self.leave(residual, attended))
+
+    def forward_window(
+        self, embedded: Tensor, fused: Tensor, cache: HeadCache, positions: Tensor, bucket: int
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` for captured graphs: the pairs go to `positions` `[M]`, the first `bucket` places are read."""
+        residual, x = self.enter(embedded, fused)
+        queries, keys, values = self.attention_states(x, positions)
+        slot = cache.ready(1)
+        for buffer, new in zip(slot.layers[0], (keys, values), strict=True):
+            buffer.index_copy_(2, positions, new)
+        keys, values = (buffer[:, :, :bucket] for buffer in slot.layers[0])
+        mask = torch.arange(bucket, device=x.device) <= positions[:, None]
+        attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
         return self.outputs(self.leave(residual, attended))
 
 
