@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def train(
     *,
     epochs: int = EagleRecipe.num_epochs,
     learning_rate: float = EagleRecipe.learning_rate,
-    draft_vocab: int = DRAFT_VOCAB_SIZE,
+    draft_vocab: int | None = None,
     start_from: Path | None = None,
 ) -> dict[str, Any]:
     """Train an EAGLE-1 head for a target on its own answers; a run that was interrupted goes on.
@@ -49,8 +49,8 @@ def train(
         job: target (Llama- or Qwen-like; its embedding and head are used as they are), answers, folder for the head.
         epochs: passes over the answers; learning_rate: the largest.
         draft_vocab: rows of the target's head that a draft can be drawn from, the most frequent in the answers and
-            their prompts.
-        start_from: folder of a head to start from; its draft vocabulary fills up the new one.
+            their prompts; by default 8192, or those of the head to start from.
+        start_from: folder of a head to start from; its draft vocabulary fills up a new one.
 
     Returns:
         facts of the run, `held_out_acceptance` by depth among them; also in `training.json` in the folder.
@@ -105,21 +105,25 @@ def train(
 
 
 def _begin(
-    target: Target, train: Sequence[Answer], draft_vocab_size: int, start_from: Path | None
+    target: Target, train: Sequence[Answer], draft_vocab_size: int | None, start_from: Path | None
 ) -> tuple[EagleHead, Tensor]:
     seen = [ids for answer in train for ids in (answer.prompt_ids, answer.output_ids)]
     if start_from is not None:
         loaded = load_head(start_from, target.model.config, dtype=torch.float32, device=target.device)
         if loaded.head.config.version != 1 or loaded.vocab_matrix is not None or loaded.draft_to_target is None:
             raise MetaSDError(f"{start_from}: expected an EAGLE-1 head with a draft vocabulary, as this command makes")
-        return loaded.head, choose_draft_ids(seen, draft_vocab_size, target.vocab_size, loaded.draft_to_target)
+        if draft_vocab_size is None:
+            return loaded.head, loaded.draft_to_target
+        ids = choose_draft_ids(seen, draft_vocab_size, target.vocab_size, loaded.draft_to_target)
+        loaded.head.config = replace(loaded.head.config, draft_vocab_size=len(ids))
+        return loaded.head, ids
     head = EagleHead(head_config(target))
     for name, parameter in head.named_parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.02)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
-    return head, choose_draft_ids(seen, draft_vocab_size, target.vocab_size)
+    return head, choose_draft_ids(seen, draft_vocab_size or DRAFT_VOCAB_SIZE, target.vocab_size)
 
 
 def head_config(target: Target) -> HeadConfig:

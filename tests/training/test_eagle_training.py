@@ -15,7 +15,16 @@ from metasd.drafters.eagle.head import EagleHead
 from metasd.target import Target
 from metasd.training import eagle_run
 from metasd.training.answers import Answer, split_answers
-from metasd.training.eagle import Batch, EagleRecipe, Vocabulary, choose_draft_ids, held_out_acceptance, loss_of, unroll
+from metasd.training.eagle import (
+    Batch,
+    EagleRecipe,
+    Vocabulary,
+    _target_laws,
+    choose_draft_ids,
+    held_out_acceptance,
+    loss_of,
+    unroll,
+)
 from metasd.training.feature_store import CONTEXT, FeatureStore, Sample
 from metasd.training.job import Job
 
@@ -194,6 +203,13 @@ def test_a_specialist_starts_from_a_generalist(answers: list[Answer], tmp_path: 
     assert heads[0].draft_to_target.numel() == 64
     for a, b in zip(heads[0].head.parameters(), heads[1].head.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-2)
+    job = replace(job, output=tmp_path / "wider")
+    eagle_run.train(job, epochs=1, learning_rate=1e-6, start_from=tmp_path / "all", draft_vocab=90)
+    wider = load_head(tmp_path / "wider", target.model.config, dtype=torch.float32, device="cpu").draft_to_target
+    assert wider is not None
+    assert wider.numel() == 90
+    seen = {token for answer in job.answers for token in (*answer.prompt_ids, *answer.output_ids)}
+    assert len(seen - set(wider.tolist())) == max(len(seen) - 90, 0)
 
 
 def test_gradients_reach_every_weight(answers: list[Answer], tmp_path: Path) -> None:
@@ -207,6 +223,25 @@ def test_gradients_reach_every_weight(answers: list[Answer], tmp_path: Path) -> 
 def test_draft_vocabulary_is_the_most_frequent_then_the_lowest() -> None:
     assert choose_draft_ids([[7, 7, 9], [9, 9, 3]], 3, 12).tolist() == [3, 7, 9]
     assert choose_draft_ids([[7]], 4, 12).tolist() == [0, 1, 2, 7]
+    assert choose_draft_ids([[7, 7], [5]], 4, 12, torch.tensor([9, 11])).tolist() == [5, 7, 9, 11]
+
+
+def test_candidates_hold_what_the_target_may_say() -> None:
+    """Catches a loss among tokens that leave out the target's own choice, or among other rows than it says."""
+    torch.manual_seed(0)
+    features, head = torch.randn(30, 8), torch.randn(500, 8)
+    whole = vocabulary_of(head)
+    laws = _target_laws(features, whole, EagleRecipe(num_candidates=120))
+    best = (features @ head.T).argmax(-1)
+    assert laws.warm.shape[1] == len(laws.rows) <= 120
+    assert torch.equal(laws.rows[laws.warm.argmax(-1)], head[best])
+    torch.testing.assert_close(laws.warm, (features @ laws.rows.T).softmax(-1))
+    everything = _target_laws(features, whole, EagleRecipe(num_candidates=500))
+    assert torch.equal(everything.rows, head)
+
+
+def vocabulary_of(head: torch.Tensor) -> Vocabulary:
+    return Vocabulary(head, head, torch.arange(len(head)))
 
 
 def test_what_training_refuses(answers: list[Answer], tmp_path: Path) -> None:
