@@ -46,8 +46,8 @@ from metasd.drafters import load_drafters
         ({"num_draft_tokens": -1}, "num_draft_tokens: expected an integer of at least 0"),
         ({"num_draft_tokens": "many"}, '"auto" or an integer'),
         ({"num_draft_tokens": 2.0}, "num_draft_tokens: expected an integer"),
-        ({"kv_budget": 5}, "kv_budget: expected None"),
-        ({"draft_length": 5}, "options among bandit, device, dtype, .*got 'draft_length'"),
+        ({"kv_budget": 0}, "kv_budget: expected an integer of at least 1"),
+        ({"draft_length": 5}, "options among bandit, catch_up, delay, device, dtype, .*got 'draft_length'"),
     ],
 )
 def test_unknown_names_and_values_of_an_engine(options: dict[str, Any], message: str) -> None:

@@ -57,7 +57,10 @@ def test_unusable_prompts(engine: MetaSD, prompt: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (SamplingParams(max_new_tokens=503), r"max_new_tokens: expected at most 502 \(the context holds 512 .*got 503"),
+        (
+            SamplingParams(max_new_tokens=503),
+            r"max_new_tokens: expected at most 502 \(the target's context holds 512 .*got 503",
+        ),
         (SamplingParams(logprobs=321), "logprobs: expected at most 320"),
     ],
 )

@@ -77,7 +77,7 @@ def inputs(head: EagleHead) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def run(head: EagleHead, embedded: Tensor, features: Tensor, chunks: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The pairs in chunks, then one step after another."""
-    cache, outs, fed_back = HeadCache(), [], []
+    cache, outs, fed_back = HeadCache(head), [], []
     for part in torch.arange(NUM_PAIRS).split(list(chunks)):
         out, back = head(embedded[part].unsqueeze(0), head.fuse(features[part].unsqueeze(0)), cache)
         outs.append(out[0])
