@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kTaskBytes = std::int64_t{256} << 10;
 
 // From here on a copy goes past the caches: to read a line only to write it over takes a third of the bandwidth.
-constexpr std::int64_t kStreamBytes = std::int64_t{4} << 20;
+constexpr std::int64_t kStreamBytes = std::int64_t{512} << 10;
 
 void copy_streaming(std::byte* to, const std::byte* from, std::int64_t size) {
 #if defined(__SSE2__)

@@ -58,7 +58,7 @@ def test_round_trip_at_every_offset(backend: str, page_size: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_long_copies(dtype: torch.dtype, num_threads: int) -> None:
-    """Catches tasks that overlap or leave a gap, and the tail of a copy that goes past the caches (from 4 MiB on)."""
+    """Catches tasks that overlap or leave a gap, and the tail of a copy that goes past the caches (from 512 KiB on)."""
     torch.set_num_threads(num_threads)
     torch.manual_seed(0)
     for planes, capacity, size, page_size in ((180, 700, 64, 16), (7, 3001, 130, 64), (2, 40000, 67, 1)):
