@@ -74,12 +74,14 @@ class ChainTarget(Target):
 class RiggedStatic(StaticLM):
     """Runs the model for each token, and drafts the chain where its hash says so."""
 
-    acceptance: float
+    def __init__(self, drafter: "Rigged") -> None:
+        super().__init__(drafter.cache, drafter.target.vocab_size, None)
+        self._acceptance = drafter.acceptance
 
     def step(self, sequence: StaticSequence, bucket: int, is_first: bool) -> None:
         self._read(sequence, 2, bucket)
         place = sequence.last(1)
-        token = rigged(sequence.tokens[place], place, self.acceptance, self._vocab_size)
+        token = rigged(sequence.tokens[place], place, self._acceptance, self._vocab_size)
         sequence.tokens.index_copy_(0, place + 1, token)
         sequence.step.add_(1)
 
@@ -99,8 +101,7 @@ class Rigged(LMDrafter):
     @property
     def static(self) -> StaticDrafter:
         if self._static is None:
-            self._static = RiggedStatic(self.cache, self.target.vocab_size, None)
-            self._static.acceptance = self.acceptance  # type: ignore[attr-defined]
+            self._static = RiggedStatic(self)
         return self._static
 
     def draft(self, num_draft_tokens: int, coins: Coins) -> Draft | None:

@@ -145,7 +145,7 @@ class RoundRecord:
     positions: tuple[Position, ...] = ()  # the offer on which the draft was made
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0  # the target's forward pass, processing, the verify op, stops
-    model_seconds: float = 0.0  # of all these: the forward passes of target and drafters, and the verify op
+    model_seconds: float | None = None  # of these: forward passes and the verify op; None where nobody timed them
     catch_up_seconds: float = 0.0  # bringing the arm's cache into its slot, and reading what the arm missed
     overhead_seconds: float = 0.0  # everything else in the round: choosing and bookkeeping
     switched: bool = False  # another arm than in the round before
@@ -158,9 +158,9 @@ class RoundRecord:
         return self.draft_seconds + self.verify_seconds + self.catch_up_seconds + self.overhead_seconds
 
     @property
-    def engine_seconds(self) -> float:
-        """What the round cost beside the models' forward passes and the verify op."""
-        return self.seconds - self.model_seconds
+    def engine_seconds(self) -> float | None:
+        """What the round cost beside the models' forward passes and the verify op, if these were timed."""
+        return None if self.model_seconds is None else self.seconds - self.model_seconds
 
 
 @dataclass(frozen=True)

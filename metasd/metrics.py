@@ -24,7 +24,7 @@ class ArmStats:
     verify_seconds: float
     catch_up_seconds: float
     overhead_seconds: float
-    engine_seconds: float  # of the sum, what is neither a forward pass nor the verify op
+    engine_seconds: float | None  # of the sum, what is neither a forward pass nor the verify op; None: not timed
 
     @property
     def seconds(self) -> float:
@@ -43,6 +43,7 @@ def summarize(rounds: Sequence[RoundRecord]) -> ArmStats:
     """Add up rounds, of one arm or of all."""
     drafted = [record for record in rounds if record.num_draft_tokens]
     longest = max((record.num_draft_tokens for record in drafted), default=0)
+    engine = [record.engine_seconds for record in rounds]
     by_position = []
     for k in range(longest):
         reached = [record.num_accepted_tokens > k for record in drafted if record.num_draft_tokens > k]
@@ -57,7 +58,7 @@ def summarize(rounds: Sequence[RoundRecord]) -> ArmStats:
         verify_seconds=sum(record.verify_seconds for record in rounds),
         catch_up_seconds=sum(record.catch_up_seconds for record in rounds),
         overhead_seconds=sum(record.overhead_seconds for record in rounds),
-        engine_seconds=sum(record.engine_seconds for record in rounds),
+        engine_seconds=None if None in engine else sum(part for part in engine if part is not None),
     )
 
 

@@ -76,7 +76,7 @@ def profile_table(result: GenerationResult) -> Table:
             arm.seconds,
             arm.engine_seconds,
         )
-        table.add_row(name, *(f"{1000 * seconds / arm.num_rounds:.2f}" for seconds in parts))
+        table.add_row(name, *("-" if part is None else f"{1000 * part / arm.num_rounds:.2f}" for part in parts))
     return table
 
 

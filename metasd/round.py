@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,19 +86,13 @@ def play_round(sequence: Sequence) -> Round:
     sequence.last_token = token_ids[-1]
 
     draft_seconds, verify_seconds = verify_start - draft_start, verify_end - verify_start
-    record = RoundRecord(
-        round_id=round_id,
-        arm=choice.arm,
-        num_draft_tokens=num_draft,
-        num_accepted_tokens=num_accepted,
+    record = record_of(
+        round_id,
+        choice.arm,
+        num_draft,
+        verdict,
+        offers[choice.arm],
         num_output_tokens=len(token_ids),
-        accept_probability=verdict.accept_probability,
-        tv_distance=verdict.tv_distance,
-        num_expected_accepted=verdict.num_expected_accepted,
-        bd=verdict.block_divergence,
-        be=num_accepted / num_draft if num_draft else 0.0,
-        status=verdict.status,
-        positions=offers[choice.arm].positions[:num_draft],
         draft_seconds=draft_seconds,
         verify_seconds=verify_seconds,
         model_seconds=_model_seconds(sequence) - models_before + verdict.kernel_seconds,
@@ -109,6 +104,26 @@ def play_round(sequence: Sequence) -> Round:
     sequence.rounds.append(record)
     bandit.update(round_id, record)
     return Round(record, token_ids, logits)
+
+
+def record_of(
+    round_id: int, arm: str, num_draft_tokens: int, verdict: Verdict, offer: Offer, **measured: Any
+) -> RoundRecord:
+    """What happened in a round: the verdict, and what was measured beside it."""
+    return RoundRecord(
+        round_id=round_id,
+        arm=arm,
+        num_draft_tokens=num_draft_tokens,
+        num_accepted_tokens=verdict.num_accepted_tokens,
+        accept_probability=verdict.accept_probability,
+        tv_distance=verdict.tv_distance,
+        num_expected_accepted=verdict.num_expected_accepted,
+        bd=verdict.block_divergence,
+        be=verdict.num_accepted_tokens / num_draft_tokens if num_draft_tokens else 0.0,
+        status=verdict.status,
+        positions=offer.positions[:num_draft_tokens],
+        **measured,
+    )
 
 
 def _model_seconds(sequence: Sequence) -> float:

@@ -8,10 +8,9 @@ import time
 from dataclasses import dataclass, field, replace
 
 from metasd.config import MAX_NUM_DRAFT_TOKENS
-from metasd.core import NULL_ARM, Choice, Coins, Draft, Offer, RoundRecord
-from metasd.round import Round, Sequence, checked
+from metasd.core import NULL_ARM, Choice, Coins, Draft, Offer
+from metasd.round import Round, Sequence, checked, record_of
 from metasd.static_loop import StaticLoop
-from metasd.verification import Verdict
 
 
 @dataclass
@@ -94,7 +93,19 @@ def play_static_round(sequence: Sequence, play: StaticPlay) -> Round:
     sequence.pipeline.commit(token_ids)
     sequence.last_token = token_ids[-1]
     spent = own_seconds + verify_seconds + ahead_seconds
-    record = _record(round_id, now, verdict, token_ids, verify_seconds, time.perf_counter() - start - spent)
+    record = record_of(
+        round_id,
+        now.choice.arm,
+        now.num_draft_tokens,
+        verdict,
+        now.offer,
+        num_output_tokens=len(token_ids),
+        draft_seconds=now.draft_seconds,
+        verify_seconds=verify_seconds,
+        catch_up_seconds=now.catch_up_seconds,
+        overhead_seconds=max(time.perf_counter() - start - spent, 0.0),
+        switched=now.switched,
+    )
     sequence.rounds.append(record)
     sequence.bandit.update(round_id, record)
     return Round(record, token_ids, loop.logits)
@@ -143,28 +154,3 @@ def _launch(sequence: Sequence, play: StaticPlay, num_unread: int) -> Launched |
             loop.place(launched.draft)
     launched.draft_seconds = time.perf_counter() - begin
     return launched
-
-
-def _record(
-    round_id: int, now: Launched, verdict: Verdict, token_ids: list[int], verify_seconds: float, rest: float
-) -> RoundRecord:
-    num_draft, num_accepted = now.num_draft_tokens, verdict.num_accepted_tokens
-    return RoundRecord(
-        round_id=round_id,
-        arm=now.choice.arm,
-        num_draft_tokens=num_draft,
-        num_accepted_tokens=num_accepted,
-        num_output_tokens=len(token_ids),
-        accept_probability=verdict.accept_probability,
-        tv_distance=verdict.tv_distance,
-        num_expected_accepted=verdict.num_expected_accepted,
-        bd=verdict.block_divergence,
-        be=num_accepted / num_draft if num_draft else 0.0,
-        status=verdict.status,
-        positions=now.offer.positions[:num_draft],
-        draft_seconds=now.draft_seconds,
-        verify_seconds=verify_seconds,
-        catch_up_seconds=now.catch_up_seconds,
-        overhead_seconds=max(rest, 0.0),
-        switched=now.switched,
-    )

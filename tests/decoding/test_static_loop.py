@@ -93,7 +93,7 @@ def test_stops_are_exact(at: int, delay: int) -> None:
         assert result.token_ids == answer[: first + 1]
 
 
-SAMPLED = {
+SAMPLED: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.9},
     "top-p": {"temperature": 1.2, "top_p": 0.8},
     "top-k": {"temperature": 0.7, "top_k": 20, "min_p": 0.01},
@@ -104,7 +104,7 @@ SAMPLED = {
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_sampled_answers_are_those_of_the_host_loop(name: str, rule: str) -> None:
     """Coins are addressed, so both loops draw the same tokens. Catches a stale law, cutoff, nonce, step or feature."""
-    params = SamplingParams(max_new_tokens=LENGTH, seed=3, **SAMPLED[name])  # type: ignore[arg-type]
+    params = SamplingParams(max_new_tokens=LENGTH, seed=3, **SAMPLED[name])
     wanted = play("host", params, rule=rule)
     have = play("static", params, rule=rule, delay=0)
     assert have.token_ids == wanted.token_ids
@@ -121,7 +121,7 @@ def test_one_loop_serves_every_law_and_prompt(name: str) -> None:
     target = toy_target()
     engine = engine_of(target, arms_of(target), bandit=Script(*WALK), num_draft_tokens="auto", loop="static")
     other = SamplingParams(max_new_tokens=30, seed=1, temperature=0.5, top_p=0.5)
-    params = SamplingParams(max_new_tokens=LENGTH, seed=3, **SAMPLED[name])  # type: ignore[arg-type]
+    params = SamplingParams(max_new_tokens=LENGTH, seed=3, **SAMPLED[name])
     first = engine.generate(PROMPT, params)
     engine.generate([*PROMPT, 5, 6, 7] * 9, other)
     engine.generate(PROMPT, SamplingParams(max_new_tokens=9))
@@ -161,7 +161,6 @@ def test_a_duplicate_is_accepted_whole(delay: int) -> None:
 def watched() -> Iterator[list[Hashable]]:
     """Every function of a graph runs twice: once to warm up, and once under watch, as capture has it."""
     keys: list[Hashable] = []
-    run = Graphs.run
 
     def watching(self: Graphs, key: Hashable, function: Callable[[], None]) -> None:
         if key not in keys:
@@ -173,18 +172,16 @@ def watched() -> Iterator[list[Hashable]]:
         with Watch():
             function()
 
-    Graphs.run = watching  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graphs, "run", watching)
         yield keys
-    finally:
-        Graphs.run = run  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", ["greedy", *SAMPLED])
 def test_graphs_read_nothing_from_the_device(name: str) -> None:
     """In draft steps, catch-up and verification, at one and at K + 1 positions, for every kind of draft; and what a
     graph's function leaves behind is all in what is taken back after warming up."""
-    params = SamplingParams(max_new_tokens=LENGTH, seed=3, **SAMPLED.get(name, {}))  # type: ignore[arg-type]
+    params = SamplingParams(max_new_tokens=LENGTH, seed=3, **SAMPLED.get(name, {}))
     wanted = play("static", params)
     with watched() as keys:
         assert play("static", params).token_ids == wanted.token_ids
@@ -217,6 +214,15 @@ def test_addresses_and_coins_over_100_rounds(monkeypatch: pytest.MonkeyPatch) ->
     assert len(result.rounds) >= 100
     assert len(seen) == 1
     assert nonces == list(range(1, len(result.rounds) + 1))
+
+
+def test_what_nobody_timed_is_no_number() -> None:
+    """Forward passes inside static rounds have no clock: the engine's own share is unknown there, not all of the round."""
+    params = SamplingParams(max_new_tokens=20)
+    assert play("static", params).stats.total.engine_seconds is None
+    share = play("host", params).stats.total
+    assert share.engine_seconds is not None
+    assert 0 < share.engine_seconds < share.seconds
 
 
 def test_what_is_not_possible_takes_the_host_loop() -> None:
