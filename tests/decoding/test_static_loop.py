@@ -217,7 +217,7 @@ def test_addresses_and_coins_over_100_rounds(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_nobody_timed_is_no_number() -> None:
-    """Forward passes inside static rounds have no clock: the engine's own share is unknown there, not all of the round."""
+    """Forward passes inside static rounds have no clock: the engine's share is unknown there, not all of it."""
     params = SamplingParams(max_new_tokens=20)
     assert play("static", params).stats.total.engine_seconds is None
     share = play("host", params).stats.total
