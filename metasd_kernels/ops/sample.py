@@ -48,8 +48,8 @@ def sample(
         >>> sample(torch.tensor([[0.0, 9.0, 1.0]]), temperature=0.0)
         tensor([1])
     """
-    given = logits, temperature, cutoff, seed, offset, position, uniform_samples, backend, out
-    form = form_of((*given[:3], any_int64(seed), any_int64(offset), *given[5:]))
+    given = logits, temperature, cutoff, position, uniform_samples, backend, out, seed, offset
+    form = form_of((*given[:-2], any_int64(seed), any_int64(offset)))
     kernels = _KNOWN.get(form) if form else None
     if kernels is None:
         _check(*given)
@@ -76,8 +76,8 @@ _KNOWN = Forms[backends.Kernels]()
 
 
 def _check(
-    logits: Tensor, temperature: object, cutoff: Tensor | None, seed: object, offset: object, position: object,
-    uniform_samples: Tensor | None, backend: str, out: Tensor | None,
+    logits: Tensor, temperature: object, cutoff: Tensor | None, position: object, uniform_samples: Tensor | None,
+    backend: str, out: Tensor | None, seed: object, offset: object,
 ) -> None:  # fmt: skip
     logits = checks.logits("logits", logits, ["B", "V"])
     batch_size, device = logits.shape[0], logits.device

@@ -97,10 +97,10 @@ def verify(
     """
     given = (
         target_logits, draft_token_ids, draft_logits, temperature, draft_temperature, target_cutoff, draft_cutoff,
-        num_draft_tokens, cu_num_draft_tokens, max_num_draft_tokens, draft_to_target, reward_length, rule, seed, offset,
-        uniform_samples, compute_tv, backend, out, workspace,
+        num_draft_tokens, cu_num_draft_tokens, max_num_draft_tokens, draft_to_target, reward_length, rule,
+        uniform_samples, compute_tv, backend, out, workspace, seed, offset,
     )  # fmt: skip
-    form = form_of((*given[:12], any_int64(seed), any_int64(offset), *given[14:]))
+    form = form_of((*given[:-2], any_int64(seed), any_int64(offset)))
     known = _KNOWN.get(form) if form else None
     if known is None:
         size = _check(*given)
@@ -147,9 +147,8 @@ def _check(
     target_logits: Tensor, draft_token_ids: Tensor, draft_logits: Tensor | None, temperature: object,
     draft_temperature: object, target_cutoff: Tensor | None, draft_cutoff: Tensor | None,
     num_draft_tokens: Tensor | None, cu_num_draft_tokens: Tensor | None, max_num_draft_tokens: int | None,
-    draft_to_target: Tensor | None, reward_length: Tensor | None, rule: str, seed: object, offset: object,
-    uniform_samples: Tensor | None, compute_tv: bool, backend: str, out: VerifyOutput | None,
-    workspace: Workspace | None,
+    draft_to_target: Tensor | None, reward_length: Tensor | None, rule: str, uniform_samples: Tensor | None,
+    compute_tv: bool, backend: str, out: VerifyOutput | None, workspace: Workspace | None, seed: object, offset: object,
 ) -> tuple[int, int]:  # fmt: skip
     """Refuse what is wrong; the number of requests and of draft positions."""
     is_packed = cu_num_draft_tokens is not None
