@@ -12,7 +12,7 @@ SCORINGS = ("block", "row")
 CATCH_UPS = ("lazy", "eager")
 LOOPS = ("auto", "static", "host")
 DELAYS = ("auto", 0, 1)
-SCORED = ("off", "free", "all")
+SCORED = ("off", "free", "all", "auto")
 RULES = ("token", "block")
 MAX_NUM_DRAFT_TOKENS = 8
 """The longest block that `num_draft_tokens="auto"` considers."""
@@ -64,6 +64,7 @@ class SamplingParams:
             it may also be called with drafted tokens in the prefix, which is faster.
         stopping_criteria: callables `(input_ids [1, L], scores) -> bool`, as in transformers, asked after every token.
         num_beams: only 1; speculative decoding follows one sequence.
+        label: what kind of request it is; only the bandit `oracle` asks for it.
 
     Raises:
         UsageError: a value is out of its range.
@@ -86,6 +87,7 @@ class SamplingParams:
     logits_processors: Sequence[Callable[..., Any]] = ()
     stopping_criteria: Sequence[Callable[..., Any]] = ()
     num_beams: int = 1
+    label: str | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, least=0)
@@ -155,7 +157,7 @@ class EngineConfig:
     catch_up: str = "lazy"
     loop: str = "auto"
     delay: int | str = "auto"
-    token_scores: str = "off"
+    token_scores: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
 

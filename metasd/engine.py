@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from metasd import round as rounds
-from metasd.bandits import Bandit, CostTable, check_names, make_bandit
+from metasd.bandits import Bandit, Context, CostTable, check_names, make_bandit, needs_scores
 from metasd.config import MAX_CONTEXT, MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from metasd.core import NULL_ARM, MetaSDError, Request, RoundRecord, TokenLogprob, refuse
 from metasd.drafters import Drafter, check_drafters, load_drafters
@@ -73,6 +73,9 @@ class MetaSD:
             num_draft_tokens=fixed,
             costs=self.costs,
         )
+        self._token_scores = config.token_scores
+        if self._token_scores == "auto":
+            self._token_scores = "free" if needs_scores(self.bandit) and not self._wants_static() else "off"
         self._plain_pool = Pool({NULL_ARM: drafters[NULL_ARM]})
         self._plain_bandit = make_bandit("fixed", self._plain_pool.arms, costs=self.costs)
         self._loops: dict[bool, StaticLoop] = {}  # by whether it is plain
@@ -94,18 +97,18 @@ class MetaSD:
             drafters: "demo", or a list of registered names (`ngram`, `suffix`, `null`, each also as
                 `name:key=value,...`), folders or hub ids of causal models with the target's tokenizer, or Drafters.
             preset: "metasd-paper" (UCB on block divergence, most tokens a round, fresh for each query, 5 draft tokens).
-            options: fields of EngineConfig: bandit ("auto" or a name, also `name:key=value,...`), reward ("auto", "be",
-                "bd", "rb"), objective ("speed": tokens a second; "tokens": tokens a round), num_draft_tokens ("auto" or
-                a number), rule ("token", "block"), scoring ("block"; "row": each position in a forward pass of its own,
-                rounded as in plain decoding), kv_budget (bytes for the drafters' caches; None: all stay in place),
-                max_context (tokens of prompt and answer that memory is taken for; None: the target's context, 8192 at
-                most), catch_up ("lazy": a drafter reads what it missed when it is picked; "eager": every round), loop
-                ("static": rounds at fixed addresses, on a GPU as captured graphs, for requests without penalties and
-                logits processors; "host"; "auto": "static" on a GPU), delay (1: the next draft of a static round is
-                launched before the host has read this one's verdict; "auto": 1 on a GPU),
-                token_scores ("off"; "free": a round records what the
-                drafting arm, and those that cost next to nothing, say to its tokens; "all": every arm), device ("auto",
-                "cpu", "cuda"), dtype ("auto": the checkpoint's, or its name).
+            options: fields of EngineConfig: bandit (a name, also `name:key=value,...`), reward ("auto", "be",
+                "bd", "rb", "cf"), objective ("speed": tokens a second; "tokens": tokens a round), num_draft_tokens
+                ("auto" or a number), rule ("token", "block"), scoring ("block"; "row": each position in a forward pass
+                of its own, rounded as in plain decoding), kv_budget (bytes for the drafters' caches; None: all stay in
+                place), max_context (tokens of prompt and answer that memory is taken for; None: the target's context,
+                8192 at most), catch_up ("lazy": a drafter reads what it missed when it is picked; "eager": every
+                round), loop ("static": rounds at fixed addresses, on a GPU as captured graphs, for requests without
+                penalties and logits processors; "host"; "auto": "static" on a GPU), delay (1: the next draft of a
+                static round is launched before the host has read this one's verdict; "auto": 1 on a GPU), token_scores
+                ("off"; "free": a round records what the drafting arm, and those that cost next to nothing, say to its
+                tokens; "all": every arm; "auto": "free" where the bandit learns from it, and rounds are not static),
+                device ("auto", "cpu", "cuda"), dtype ("auto": the checkpoint's, or its name).
 
         Raises:
             UsageError: a name or value is unknown; the known ones are listed.
@@ -167,7 +170,7 @@ class MetaSD:
             )
         bandit = self._plain_bandit if is_plain else self.bandit
         try:
-            bandit.start(reproducible=params.is_reproducible)
+            bandit.start(params.is_reproducible, Context(tuple(prompt_ids), params.label))
             with torch.inference_mode():
                 sequence, prefill_seconds, features = self._start(prompt_ids, params, index, is_plain, bandit)
                 play = self._static_play(sequence, prompt_ids, features, is_plain)
@@ -240,17 +243,19 @@ class MetaSD:
             rule=self.config.rule,
             num_draft_tokens=self._num_draft_tokens,
             max_new_tokens=params.max_new_tokens,
-            token_scores="off" if is_plain else self.config.token_scores,
+            token_scores="off" if is_plain else self._token_scores,
             last_token=prompt_ids[-1],
         )
         return sequence, prefill_seconds, features
+
+    def _wants_static(self) -> bool:
+        return self.config.loop == "static" or (self.config.loop == "auto" and self.target.device.type == "cuda")
 
     def _static_play(
         self, sequence: rounds.Sequence, prompt_ids: list[int], features: dict[int, Tensor], is_plain: bool
     ) -> StaticPlay | None:
         """How the request is played at fixed addresses; None where it is not."""
-        is_wanted = self.config.loop == "static" or (self.config.loop == "auto" and self.target.device.type == "cuda")
-        if not is_wanted or not is_possible(sequence, len(prompt_ids)):
+        if not self._wants_static() or not is_possible(sequence, len(prompt_ids)):
             return None
         if is_plain not in self._loops:
             self._loops[is_plain] = StaticLoop(self.target, sequence.pool, self._capacity, self.config.rule)

@@ -8,7 +8,7 @@ import torch
 
 from metasd.core import Request, SamplingLaw, TokenScores
 from metasd.drafters import Drafter
-from metasd.scores import score_tokens
+from metasd.scores import TargetLaws, score_tokens
 from metasd.target import Target
 from metasd.training.answers import Answer
 
@@ -42,13 +42,13 @@ def score_answer(target: Target, drafters: Mapping[str, Drafter], answer: Answer
     prompt, tokens = list(answer.prompt_ids), list(answer.output_ids)
     layers = tuple({layer: None for drafter in drafters.values() for layer in drafter.feature_layers})
     rows, behind = target.read([*prompt, *tokens], len(tokens), layers), len(prompt) - 1
-    features = target.take_features()
+    features, target_laws = target.take_features(), TargetLaws(rows, law)
     for arm, drafter in drafters.items():
         parts = [features[layer][0] for layer in drafter.feature_layers]
         own = torch.cat(parts, dim=-1) if parts else None
         drafter.reset(Request(prompt, law, len(prompt) + len(tokens), None if own is None else own[:behind]))
         laws = drafter.score(tokens, None if own is None else own[behind:])
-        yield TokenRecord(arm, answer.domain, answer.temperature, score_tokens(rows, laws, tokens, law))
+        yield TokenRecord(arm, answer.domain, answer.temperature, score_tokens(target_laws, laws, tokens))
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,44 @@ counterfactual rewards all come from it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from metasd.core import Draft, SamplingLaw, TokenScores
 from metasd.logits import law_cutoff
-from metasd_kernels import verify
+
+
+class TargetLaws:
+    """The target's laws at m positions, as a lookup: a drafter lists few tokens, and only these are asked for.
+
+    Args:
+        rows: `[m, V]`, processed logits.
+        law: temperature and cutoffs.
+    """
+
+    def __init__(self, rows: Tensor, law: SamplingLaw) -> None:
+        self._rows, self._law = rows, law
+        if law.is_greedy:
+            self._best = rows.argmax(-1, keepdim=True)
+            return
+        self._cutoff = law_cutoff(rows.unsqueeze(0), law)
+        kept = rows.float() if self._cutoff is None else self._kept(rows.float(), self._cutoff[0])
+        self._log_total = (kept / law.temperature).logsumexp(-1, keepdim=True)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """p of the tokens `[m, S]`, fp32; the first m positions."""
+        count = token_ids.shape[0]
+        if self._law.is_greedy:
+            return (token_ids == self._best[:count]).float()
+        found = self._rows[:count].gather(-1, token_ids).float()
+        if self._cutoff is not None:
+            found = self._kept(found, self._cutoff[0, :count])
+        return (found / self._law.temperature - self._log_total[:count]).exp()
+
+    @staticmethod
+    def _kept(logits: Tensor, cutoff: Tensor) -> Tensor:
+        return logits.masked_fill(logits < cutoff.unsqueeze(-1), -torch.inf)
 
 
 def score_round(
@@ -26,46 +56,36 @@ def score_round(
         token_ids: what the round emitted, at most M.
         law: the target's.
     """
+    target = TargetLaws(rows[0, : len(token_ids)], law)
     found = {}
     for arm, draft in laws.items():
         count = min(draft.num_tokens, len(token_ids))
-        found[arm] = score_tokens(rows[0, :count], first_tokens(draft, count), token_ids[:count], law)
+        found[arm] = score_tokens(target, first_tokens(draft, count), token_ids[:count])
     return found
 
 
-def score_tokens(rows: Tensor, laws: Draft, token_ids: Sequence[int], law: SamplingLaw) -> TokenScores:
+def score_tokens(target: TargetLaws, laws: Draft, token_ids: Sequence[int]) -> TokenScores:
     """Compare the target's laws with a drafter's at each of m emitted tokens.
 
     Args:
-        rows: `[m, V]`, the target's logits before each token.
+        target: of at least m positions.
         laws: the drafter's, from `Drafter.score`, or those of its draft.
         token_ids: the m tokens y.
-        law: the target's temperature and cutoffs.
     """
-    emitted = torch.tensor([token_ids], device=rows.device)
-    block = torch.cat([rows, rows[-1:]]).unsqueeze(0)  # verify wants a row behind the last draft token
-    cutoff = law_cutoff(block, law)
-    # The tokens stand in for drafts: TV does not depend on them, and p(y) comes from a draft that is a point mass.
-    options: dict[str, Any] = {
-        "temperature": law.temperature,
-        "target_cutoff": cutoff,
-        "seed": torch.zeros_like(emitted[0, :1]),
-    }
-    p = verify(block, emitted, **options).accept_probability[0]
+    guessed = laws.token_ids[0]
+    emitted = torch.tensor(token_ids, device=guessed.device).unsqueeze(-1)
+    p_emitted = target(emitted).squeeze(-1)
     if laws.logits is None:
-        guessed = verify(block, laws.token_ids.clamp(min=0), **options).accept_probability[0]
-        q = (laws.token_ids[0] == emitted[0]).to(p.dtype)
-        overlap = guessed
+        q_emitted = (guessed == emitted.squeeze(-1)).float()
+        overlap = target(guessed.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     else:
-        made = verify(
-            block, emitted, laws.logits, draft_temperature=laws.temperature, draft_cutoff=laws.cutoff,
-            draft_to_target=laws.draft_to_target, **options,
-        )  # fmt: skip
-        overlap = 1 - made.tv_distance[0]
-        q = _probabilities(laws, emitted[0])
-    is_awake = laws.token_ids[0] >= 0
-    ratio = torch.where(is_awake, (q / p).clamp(max=1).nan_to_num(), 0)
-    return TokenScores(tuple(ratio.tolist()), tuple(torch.where(is_awake, overlap, 0).tolist()))
+        ids = _listed_ids(laws)
+        q = _listed_law(laws)
+        q_emitted = (q * (ids == emitted)).sum(-1)
+        overlap = torch.minimum(target(ids), q).sum(-1)
+    ratio = (q_emitted / p_emitted).clamp(max=1).nan_to_num()
+    scores = torch.where(guessed >= 0, torch.stack([ratio, overlap]), 0).tolist()
+    return TokenScores(tuple(scores[0]), tuple(scores[1]))
 
 
 def first_tokens(laws: Draft, num_tokens: int) -> Draft:
@@ -80,13 +100,22 @@ def first_tokens(laws: Draft, num_tokens: int) -> Draft:
     )
 
 
-def _probabilities(laws: Draft, token_ids: Tensor) -> Tensor:
-    """q(y) of each token, `[m]`, from a draft's own rows."""
+def _listed_ids(laws: Draft) -> Tensor:
+    """The target's token of each column of the draft's rows, `[m, S]`."""
+    assert laws.logits is not None
+    _, num_tokens, width = laws.logits.shape
+    ids = laws.draft_to_target
+    if ids is None:
+        ids = torch.arange(width, device=laws.logits.device)
+    return ids[0] if ids.dim() == 3 else ids.expand(num_tokens, width)
+
+
+def _listed_law(laws: Draft) -> Tensor:
+    """The probabilities of each column of the draft's rows, `[m, S]` fp32."""
     assert laws.logits is not None
     rows = laws.logits[0].float()
+    if laws.temperature == 0:
+        return torch.zeros_like(rows).scatter_(-1, rows.argmax(-1, keepdim=True), 1.0)
     if laws.cutoff is not None:
         rows = rows.masked_fill(rows < laws.cutoff[0].unsqueeze(-1), -torch.inf)
-    q = (rows / laws.temperature).softmax(-1)
-    ids = torch.arange(rows.shape[-1], device=rows.device) if laws.draft_to_target is None else laws.draft_to_target
-    ids = ids[0] if ids.dim() == 3 else ids.expand(rows.shape)
-    return (q * (ids == token_ids.unsqueeze(-1))).sum(-1)
+    return (rows / laws.temperature).softmax(-1)

@@ -82,10 +82,20 @@ class CostTable:
         """Expected seconds of a round."""
         if num_draft_tokens == 0:
             return self.plain()
-        measured = self._draft.get(arm)
-        draft = measured.value if measured else self._nominal.get(arm, 0.0) * self.plain()
-        catch_up = self._catch_up[arm].value if arm in self._catch_up else 0.0
+        draft, catch_up = self._draft_and_catch_up(arm)
         return num_draft_tokens * draft + catch_up + self.verify(num_draft_tokens)
+
+    def rounds(self, arm: str, max_num_draft_tokens: int) -> list[float]:
+        """Expected seconds of a round of 0, 1, ... draft tokens."""
+        draft, catch_up = self._draft_and_catch_up(arm)
+        lengths = range(1, max_num_draft_tokens + 1)
+        return [self.plain(), *[n * draft + catch_up + self.verify(n) for n in lengths]]
+
+    def _draft_and_catch_up(self, arm: str) -> tuple[float, float]:
+        """Seconds of a draft token, and of catching up in a round."""
+        measured, catch_up = self._draft.get(arm), self._catch_up.get(arm)
+        draft = measured.value if measured else self._nominal.get(arm, 0.0) * self.plain()
+        return draft, catch_up.value if catch_up else 0.0
 
     def state(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -1,6 +1,6 @@
 """How long a block may be: acceptance learned by position, and the length that yields most tokens a second."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from metasd.bandits.rewards import Evidence
@@ -15,43 +15,62 @@ class Hazards:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, list[float]] = {}  # "arm key" -> [reach, accepted]
+        self._sums: dict[str, dict[str, list[float]]] = {}  # by arm and key: [reach, accepted]
 
-    def add(self, arm: str, positions: Sequence[Position], evidence: Sequence[Evidence]) -> None:
-        """Take what one round says."""
+    def add(self, arm: str, positions: Sequence[Position], evidence: Iterable[Evidence], weight: float = 1.0) -> None:
+        """Take what one round says; a negative weight takes it back."""
+        known = self._sums.get(arm)
+        if known is None:
+            known = self._sums[arm] = {}
         for position, (reach, accept) in zip(positions, evidence, strict=False):
-            sums = self._sums.setdefault(f"{arm} {position.key}", [0.0, 0.0])
-            sums[0] += reach
-            sums[1] += reach * accept
+            sums = known.get(position.key)
+            if sums is None:
+                sums = known[position.key] = [0.0, 0.0]
+            sums[0] += weight * reach
+            sums[1] += weight * reach * accept
 
-    def accept(self, arm: str, position: Position) -> float:
-        """Estimated acceptance there."""
-        reach, accepted = self._sums.get(f"{arm} {position.key}", (0.0, 0.0))
-        weight = position.prior_weight or 1e-9
+    def accept(self, arm: str, position: Position, unit: float = 1.0) -> float:
+        """Estimated acceptance there, where evidence of weight `unit` counts as one observation."""
+        reach, accepted = self._sums.get(arm, {}).get(position.key, (0.0, 0.0))
+        weight = (position.prior_weight or 1e-9) * unit
         return (accepted + weight * position.prior) / (reach + weight)
 
-    def expected_tokens(self, arm: str, positions: Sequence[Position]) -> list[float]:
+    def expected_tokens(self, arm: str, positions: Sequence[Position], unit: float = 1.0) -> list[float]:
         """Expected accepted tokens of a block of 0, 1, ... len(positions) tokens."""
-        totals, survival = [0.0], 1.0
+        totals, survival, total = [0.0], 1.0, 0.0
+        known = self._sums.get(arm, {})
         for position in positions:
-            survival *= self.accept(arm, position)
-            totals.append(totals[-1] + survival)
+            sums = known.get(position.key)
+            if sums is None:
+                survival *= position.prior
+            else:
+                weight = (position.prior_weight or 1e-9) * unit
+                survival *= (sums[1] + weight * position.prior) / (sums[0] + weight)
+            total += survival
+            totals.append(total)
         return totals
 
-    def decay(self, factor: float) -> None:
+    def scale(self, factor: float) -> None:
         """Let all evidence count `factor` times as much as before."""
-        for sums in self._sums.values():
-            sums[0] *= factor
-            sums[1] *= factor
+        for known in self._sums.values():
+            for sums in known.values():
+                sums[0] *= factor
+                sums[1] *= factor
 
     def state(self) -> dict[str, Any]:
-        return {key: list(sums) for key, sums in self._sums.items()}
+        return {arm: {key: list(sums) for key, sums in known.items()} for arm, known in self._sums.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._sums = {key: [float(sums[0]), float(sums[1])] for key, sums in state.items()}
+        self._sums = {
+            arm: {key: [float(sums[0]), float(sums[1])] for key, sums in known.items()} for arm, known in state.items()
+        }
 
 
-def best_length(expected_tokens: Sequence[float], cost: Callable[[int], float], least: int = 0) -> int:
-    """argmax over N >= least of (1 + expected_tokens[N]) / cost(N); the shortest among ties."""
-    lengths = range(least, len(expected_tokens))
-    return max(lengths, key=lambda n: ((1 + expected_tokens[n]) / cost(n), -n), default=0)
+def best_length(expected_tokens: Sequence[float], costs: Sequence[float], least: int = 0) -> int:
+    """argmax over N >= least of (1 + expected_tokens[N]) / costs[N]; the shortest among ties."""
+    best, best_rate = least, -1.0
+    for length in range(least, len(expected_tokens)):
+        rate = (1 + expected_tokens[length]) / costs[length]
+        if rate > best_rate:
+            best, best_rate = length, rate
+    return best

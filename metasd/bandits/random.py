@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from metasd.bandits.base import Policy, Setting
+from metasd.bandits.generators import load_generator, state_of_generator
 from metasd.core import NULL_ARM, Choice, Offer
 
 
@@ -26,9 +27,7 @@ class Random(Policy):
         return Choice(arm, self.length(arm, available[arm], least=1))
 
     def own_state(self) -> dict[str, Any]:
-        version, words, gauss = self._random.getstate()
-        return {"generator": [version, list(words), gauss]}
+        return {"generator": state_of_generator(self._random)}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        version, words, gauss = state["generator"]
-        self._random.setstate((version, tuple(words), gauss))
+        load_generator(self._random, state["generator"])

@@ -1,14 +1,14 @@
-"""What a bandit learns from a round: the paper's rewards BE and BD, and the Rao-Blackwell estimate RB.
+"""What a bandit learns from a round: the paper's rewards BE and BD, the Rao-Blackwell RB, the counterfactual CF.
 
-`value` is the reward itself, `evidence` what the round says about acceptance at each draft position. In formulas a is
-an acceptance rate and N the block length.
+`value` is the reward itself, `evidence` what the round says about acceptance at each draft position, `observe` what it
+gives to each arm. In formulas a is an acceptance rate and N the block length.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
-from metasd.core import RoundRecord
+from metasd.core import RoundRecord, TokenScores
 
 
 class Evidence(NamedTuple):
@@ -18,10 +18,20 @@ class Evidence(NamedTuple):
     accept: float
 
 
+class Observation(NamedTuple):
+    """A reward of an arm, worth so many rounds of it."""
+
+    arm: str
+    value: float
+    num_rounds: float
+
+
 class Reward(ABC):
     """One number for a round, in its own unit, and its translation into accepted tokens."""
 
     name: ClassVar[str]
+    needs_scores: ClassVar[bool] = False
+    """Whether it is made of the token scores of arms that did not draft."""
 
     @abstractmethod
     def value(self, record: RoundRecord) -> float:
@@ -38,6 +48,17 @@ class Reward(ABC):
     @abstractmethod
     def evidence(self, record: RoundRecord) -> Iterator[Evidence]:
         """What the round says about each scored position, the first one first."""
+
+    def most(self, num_draft_tokens: int) -> float:
+        """The reward's largest value."""
+        return 1.0
+
+    def observe(self, record: RoundRecord) -> list[Observation]:
+        """The rewards that a round gives: of the arm that drafted, and of those that were asked."""
+        return [Observation(record.arm, self.value(record), 1.0)] if record.num_draft_tokens else []
+
+    def start(self) -> None:  # noqa: B027 - optional
+        """A request begins."""
 
 
 class BlockEfficiency(Reward):
@@ -95,6 +116,9 @@ class RaoBlackwell(Reward):
     def spread(self, num_draft_tokens: int) -> float:
         return num_draft_tokens / 3  # standard deviation 0.58 where the raw count has 1.73, on a Markov toy with N = 5
 
+    def most(self, num_draft_tokens: int) -> float:
+        return float(num_draft_tokens)
+
     def evidence(self, record: RoundRecord) -> Iterator[Evidence]:
         reach = 1.0
         for accept, tv in zip(record.accept_probability, record.tv_distance, strict=True):
@@ -104,4 +128,69 @@ class RaoBlackwell(Reward):
                 return
 
 
-REWARDS: dict[str, Reward] = {reward.name: reward for reward in (BlockEfficiency(), BlockDivergence(), RaoBlackwell())}
+class Counterfactual(RaoBlackwell):
+    """CF: what a block of N tokens from an arm would have gained, told from the tokens that were emitted.
+
+    Over every window of N positions, CF_i = sum_k prod_{j<k} ratio_j overlap_k: its start is fixed before its tokens
+    are known, and later rounds complete it, so it is unbiased whoever drafted (MATH: better rewards; a round's own
+    tokens alone are not). Windows overlap: each counts as 1/N of a round. An arm that was not asked for every token of
+    a window has no value there; an arm that drafts and is not asked has RB.
+
+    Args:
+        num_draft_tokens: N.
+    """
+
+    name = "cf"
+    needs_scores = True
+
+    def __init__(self, num_draft_tokens: int = 5) -> None:
+        self._length = num_draft_tokens
+        self.start()
+
+    def most(self, num_draft_tokens: int) -> float:
+        return float(self._length)
+
+    def start(self) -> None:
+        self._windows: dict[str, list[tuple[float, float]]] = {}  # by arm: the last tokens, one after the other
+        self._ends: dict[str, int] = {}  # behind which token of the request an arm's list ends
+        self._num_tokens = 0
+
+    def observe(self, record: RoundRecord) -> list[Observation]:
+        begin, self._num_tokens = self._num_tokens, self._num_tokens + record.num_output_tokens
+        found: list[Observation] = []
+        has_all = False
+        for arm, scores in record.token_scores.items():
+            is_whole = len(scores.ratio) >= record.num_output_tokens
+            has_all |= is_whole and arm == record.arm
+            if is_whole:
+                found += self._complete(arm, begin, scores, record.num_output_tokens)
+        if record.num_draft_tokens and not has_all:
+            found.append(Observation(record.arm, self.value(record), 1.0))
+        return found
+
+    def _complete(self, arm: str, begin: int, scores: TokenScores, count: int) -> Iterator[Observation]:
+        window = self._windows.setdefault(arm, [])
+        if self._ends.get(arm) != begin:
+            window.clear()
+        self._ends[arm] = begin + count
+        for entry in zip(scores.ratio[:count], scores.overlap[:count], strict=True):
+            window.append(entry)
+            if len(window) == self._length:
+                value, reach = 0.0, 1.0
+                for ratio, overlap in window:
+                    value += reach * overlap
+                    reach *= ratio
+                    if reach == 0:
+                        break
+                yield Observation(arm, value, 1 / self._length)
+                del window[0]
+
+
+REWARDS: dict[str, type[Reward]] = {
+    reward.name: reward for reward in (BlockEfficiency, BlockDivergence, RaoBlackwell, Counterfactual)
+}
+
+
+def make_reward(name: str, num_draft_tokens: int | None = None) -> Reward:
+    """A reward by its name; the counterfactual one for blocks of this many tokens (None: 5)."""
+    return Counterfactual(num_draft_tokens or 5) if name == "cf" else REWARDS[name]()

@@ -7,11 +7,11 @@ import random
 import pytest
 from records import offer, played
 
-from metasd.bandits import REWARDS
+from metasd.bandits import REWARDS, make_reward
 from metasd.bandits.lengths import Hazards, best_length
 from metasd.core import Position
 
-BE, BD, RB = REWARDS["be"], REWARDS["bd"], REWARDS["rb"]
+BE, BD, RB = make_reward("be"), make_reward("bd"), make_reward("rb")
 RATES = [0.0, 0.3, 0.7, 0.95]
 LENGTHS = [1, 2, 5, 8]
 
@@ -45,7 +45,7 @@ def test_tokens_at_the_edges() -> None:
 def test_evidence_is_right_on_average(rate: float) -> None:
     """Greedy rounds with independent matches, enumerated: reach-weighted acceptance is the rate, for every reward."""
     length = 4
-    for reward in REWARDS.values():
+    for reward in map(make_reward, REWARDS):
         sums = [[0.0, 0.0] for _ in range(length)]
         for matches in itertools.product([True, False], repeat=length):
             weight = math.prod(rate if match else 1 - rate for match in matches)
@@ -98,7 +98,7 @@ def test_hazards_weigh_evidence_by_reach() -> None:
     assert hazards.accept("b", positions[0]) == 0.5
     expected = hazards.expected_tokens("a", positions)
     assert expected == pytest.approx([0.0, 2 / 3, 2 / 3 + 2 / 3 * (1 / 2.25)])
-    hazards.decay(0.5)
+    hazards.scale(0.5)
     assert hazards.accept("a", positions[0]) == pytest.approx((0.5 + 1.0) / (0.5 + 2))
 
 
@@ -114,14 +114,12 @@ def test_positions_with_one_key_share_what_is_learned() -> None:
 def test_best_length_is_the_argmax(rate: float, draft: float) -> None:
     expected = [sum(rate**k for k in range(1, n + 1)) for n in range(9)]
 
-    def cost(n: int) -> float:
-        return 1 + n * (draft + 0.02)
-
-    speed = [(1 + expected[n]) / cost(n) for n in range(9)]
+    cost = [1 + n * (draft + 0.02) for n in range(9)]
+    speed = [(1 + expected[n]) / cost[n] for n in range(9)]
     assert best_length(expected, cost) == speed.index(max(speed))
     assert best_length(expected, cost, least=1) == 1 + speed[1:].index(max(speed[1:]))
 
 
 def test_best_length_prefers_the_shorter_among_ties() -> None:
-    assert best_length([0.0, 0.0, 0.0], lambda n: 1.0) == 0
-    assert best_length([0.0], lambda n: 1.0) == 0
+    assert best_length([0.0, 0.0, 0.0], [1.0] * 3) == 0
+    assert best_length([0.0], [1.0]) == 0

@@ -9,6 +9,7 @@ import torch
 from toys import PROMPT, Forgetful, Replay, TableTarget, engine_of, lm, plain_greedy, toy_llama, toy_target
 
 from metasd import SamplingParams
+from metasd.bandits import Context
 from metasd.core import Choice, Coins, Draft, Offer, Request, RoundRecord, SamplingLaw
 from metasd.drafters.lm import LMDrafter
 from metasd.metrics import GenerationResult
@@ -28,7 +29,7 @@ class Script(Forgetful):
         arm, length = self.choices[self.turn % len(self.choices)]
         return Choice(arm, min(length, available[arm].max_num_draft_tokens)) if arm in available else Choice("null", 0)
 
-    def start(self, reproducible: bool = False) -> None:
+    def start(self, reproducible: bool = False, context: Context = Context()) -> None:  # noqa: B008
         self.turn = -1
 
     def update(self, round_id: int, feedback: RoundRecord) -> None:

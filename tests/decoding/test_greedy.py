@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from bandit_specs import specs
 from made_drafters import NAMES, made
 from toys import PROMPT, Asleep, Replay, engine_of, lm, plain_greedy, toy_llama, toy_target
 
 from metasd import SamplingParams
-from metasd.bandits import BANDITS, REWARDS
+from metasd.bandits import REWARDS
 from metasd.drafters import Drafter
 from metasd.target import Target
 
@@ -83,7 +84,7 @@ def test_greedy_equals_plain_for_each_drafter(name: str, length: int | str, rule
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("reward", REWARDS)
-@pytest.mark.parametrize("bandit", [*BANDITS.names(), "ucb for tokens"])
+@pytest.mark.parametrize("bandit", [*specs("suffix"), "ucb for tokens"])
 def test_greedy_equals_plain_for_each_bandit(bandit: str, reward: str, rule: str) -> None:
     """A pool that switches between right, wrong and noisy drafters; the second request meets what the first left."""
     target = toy_target()

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bandit_specs import specs
 from made_drafters import NAMES, made
 from scipy.stats import chi2
 from toys import Clock, Forgetful, TableDrafter, TableTarget, engine_of, install_clock, lm, toy_llama
 
 from metasd import MetaSD, SamplingParams, verification
 from metasd import round as rounds
-from metasd.bandits import BANDITS
+from metasd.bandits import Context
 from metasd.core import Choice, Coins, Offer, RoundRecord
 from metasd.drafters import Drafter
 from metasd_kernels import VerifyOutput, verify
@@ -103,7 +104,7 @@ def test_law_for_each_drafter(kind: str, rule: str, target: TableTarget) -> None
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("bandit", BANDITS.names())
+@pytest.mark.parametrize("bandit", specs("suffix"))
 def test_law_for_each_bandit(bandit: str, rule: str, target: TableTarget) -> None:
     """The bandit learns from answer to answer, by block divergence; with the block rule it chooses the length too."""
     pool = [drafter("table", target), "ngram", "suffix", TableDrafter(target, table(12), "other")]
@@ -141,7 +142,7 @@ def test_negative_control_a_drafter_that_lies_about_its_law(target: TableTarget)
 class FollowsDivergence(Forgetful):
     """Plays "a" while the last block divergence was high, else "b": it sees coins of positions after the rejection."""
 
-    def start(self, reproducible: bool = False) -> None:
+    def start(self, reproducible: bool = False, context: Context = Context()) -> None:  # noqa: B008
         self._next = "a"
 
     def select(self, available: Mapping[str, Offer]) -> Choice:

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from bandit_specs import specs
 from toys import PROMPT, Asleep, Clock, engine_of, install_clock, lm, toy_llama, toy_target
 
 from metasd import MetaSD, SamplingParams
-from metasd.bandits import BANDITS
 
 PARAMS = SamplingParams(max_new_tokens=40, temperature=0.8, top_p=0.95, seed=7)
 OTHER = SamplingParams(max_new_tokens=25, temperature=1.2)
@@ -19,7 +19,7 @@ def make_engine(bandit: str, length: int | str = "auto") -> MetaSD:
 
 
 @pytest.mark.parametrize("length", ["auto", 3])
-@pytest.mark.parametrize("bandit", BANDITS.names())
+@pytest.mark.parametrize("bandit", specs("near"))
 def test_row_11_same_seed_same_tokens(bandit: str, length: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ran before and whatever the clocks say; arms and block lengths are the same as well."""
     answers = []

@@ -11,7 +11,7 @@ from toys import PROMPT, engine_of, toy_target
 from metasd import SamplingParams
 from metasd.core import Draft, SamplingLaw
 from metasd.matrix import score_answer
-from metasd.scores import score_tokens
+from metasd.scores import TargetLaws, score_tokens
 from metasd.training.answers import Answer
 
 ARMS = ["eagle", "eagle-3", "lm", "ngram-lm", "early-exit", "suffix"]
@@ -53,9 +53,11 @@ def test_free_asks_those_that_cost_nothing_and_the_drafting_arm(law: str) -> Non
 
 
 def test_nothing_is_recorded_unless_asked() -> None:
-    target = toy_target()
-    result = engine_of(target, ["suffix"]).generate(PROMPT, SamplingParams(max_new_tokens=5))
-    assert all(record.token_scores == {} for record in result.rounds)
+    """By the user, or by a bandit that learns from them."""
+    for options, is_kept in (({"bandit": "ucb"}, False), ({"bandit": "ucb", "reward": "cf"}, True), ({}, True)):
+        engine = engine_of(toy_target(), ["suffix"], **options)
+        result = engine.generate(PROMPT, SamplingParams(max_new_tokens=12))
+        assert any(record.token_scores for record in result.rounds) == is_kept
 
 
 def test_by_hand() -> None:
@@ -64,12 +66,12 @@ def test_by_hand() -> None:
     laws = Draft(
         torch.tensor([[0, 0, -1]]), torch.tensor([[0.25, 0.75]] * 3).log().unsqueeze(0), 1.0, None, torch.tensor([2, 0])
     )
-    scores = score_tokens(rows, laws, [0, 1, 0], SamplingLaw(1.0))
+    scores = score_tokens(TargetLaws(rows, SamplingLaw(1.0)), laws, [0, 1, 0])
     assert scores.overlap == pytest.approx([0.75, 0.75, 0.0])  # sum of min(p, q); asleep at the third
     assert scores.ratio == pytest.approx([1.0, 0.0, 0.0])  # min(1, 0.75 / 0.5); q(1) = 0
-    point = score_tokens(rows, Draft(torch.tensor([[0, 2, 1]])), [0, 1, 1], SamplingLaw(1.0))
+    point = score_tokens(TargetLaws(rows, SamplingLaw(1.0)), Draft(torch.tensor([[0, 2, 1]])), [0, 1, 1])
     assert point.overlap == pytest.approx([0.5, 0.25, 0.25])  # p(x)
     assert point.ratio == pytest.approx([1.0, 0.0, 1.0])
-    greedy = score_tokens(rows, Draft(torch.tensor([[0, 2, -1]])), [0, 0, 0], SamplingLaw(0.0))
+    greedy = score_tokens(TargetLaws(rows, SamplingLaw(0.0)), Draft(torch.tensor([[0, 2, -1]])), [0, 0, 0])
     assert greedy.overlap == greedy.ratio == (1.0, 0.0, 0.0)
     assert math.isclose(sum(point.overlap), 1.0)
