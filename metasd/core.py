@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -93,8 +93,7 @@ class Draft:
         return self.token_ids.shape[1]
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A bandit's decision for one round."""
 
     arm: str

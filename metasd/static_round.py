@@ -5,7 +5,7 @@ output has the target's law whatever the delay is.
 """
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from metasd.config import MAX_NUM_DRAFT_TOKENS
 from metasd.core import NULL_ARM, Choice, Coins, Draft, Offer
@@ -125,7 +125,7 @@ def _launch(sequence: Sequence, play: StaticPlay, num_unread: int) -> Launched |
     choice, play.chosen = play.chosen or checked(sequence.bandit.select(offers), offers), None
     if choice.arm not in offers:  # chosen before the tokens came with which it fell asleep
         choice = Choice(NULL_ARM, 0)
-    choice = replace(choice, num_draft_tokens=min(choice.num_draft_tokens, offers[choice.arm].max_num_draft_tokens))
+    choice = Choice(choice.arm, min(choice.num_draft_tokens, offers[choice.arm].max_num_draft_tokens))
     arm, length = choice.arm, choice.num_draft_tokens
     is_static = length > 0 and loop.is_static(arm)
     if num_unread and length and not is_static:

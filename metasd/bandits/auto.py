@@ -5,19 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from metasd.bandits.base import Policy, Setting
-from metasd.bandits.rewards import Evidence
 from metasd.core import NULL_ARM, Choice, Offer, Position, RoundRecord, TokenScores, refuse
 
 _MAX_WINDOW = 8
 
 
-class _Window:
-    """What one arm offered before a round, and how far later tokens have told how its block would have fared."""
-
-    __slots__ = ("positions", "reach", "step")
-
-    def __init__(self, positions: Sequence[Position]) -> None:
-        self.positions, self.step, self.reach = positions, 0, 1.0
+Window = tuple[Sequence[Position], float]
+"""What one arm offered before a round, from where tokens have followed it, and how surely the block came there."""
 
 
 class Auto(Policy):
@@ -51,7 +45,7 @@ class Auto(Policy):
         self.begin()
 
     def begin(self) -> None:
-        self._windows: dict[str, list[_Window]] = {}
+        self._windows: dict[str, Sequence[Window]] = {}
         self._asked: dict[str, int] = {}  # by arm: behind which token of the answer its scores end
         self._num_tokens = 0
         self._offers: list[Mapping[str, Offer]] = []  # of rounds whose feedback is still to come
@@ -77,26 +71,19 @@ class Auto(Policy):
 
     def _follow(self, arm: str, offer: Offer | None, scores: TokenScores, start: int, count: int) -> None:
         """Take an arm's scores of a round's tokens."""
-        windows = self._windows.setdefault(arm, [])
-        if self._asked.get(arm, 0) != start:
-            windows.clear()  # it was not asked for some tokens
+        windows = self._windows.get(arm, ()) if self._asked.get(arm, 0) == start else ()
         self._asked[arm] = start + count
+        self._plans.pop(arm, None)
         if offer is not None and offer.positions:
-            windows.append(_Window(offer.positions[:_MAX_WINDOW]))
+            windows = (*windows, (offer.positions[:_MAX_WINDOW], 1.0))
             self.num_rounds[arm] += self.unit
-        if not windows:
-            return
-        add, unit, ratio, overlap = self.hazards.add, self.unit, scores.ratio, scores.overlap
-        for window in windows:
-            positions, step, reach = window.positions, window.step, window.reach
-            for i in range(count):
-                if step == len(positions) or reach == 0:
-                    break
-                add(arm, positions[step : step + 1], (Evidence(reach, overlap[i]),), unit)
-                reach *= ratio[i]
-                step += 1
-            window.step, window.reach = step, reach
-        self._windows[arm] = [window for window in windows if window.reach and window.step < len(window.positions)]
+        left, follow, unit = list[Window](), self.hazards.follow, self.unit
+        ratio, overlap = scores.ratio[:count], scores.overlap[:count]
+        for positions, reach in windows:
+            steps, reach = follow(arm, positions, reach, ratio, overlap, unit)
+            if reach and steps < len(positions):
+                left.append((positions[steps:], reach))
+        self._windows[arm] = left
 
     def choose(self, available: Mapping[str, Offer]) -> Choice:
         is_speed, fixed, unit = self.setting.objective == "speed", self.setting.num_draft_tokens, self.unit

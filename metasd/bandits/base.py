@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from metasd.bandits.costs import CostTable
-from metasd.bandits.lengths import Hazards, best_length
+from metasd.bandits.lengths import Hazards
 from metasd.bandits.prompts import PromptKinds
 from metasd.bandits.rewards import Observation, Reward
-from metasd.core import NULL_ARM, Choice, Offer, RoundRecord, UsageError, refuse
+from metasd.core import NULL_ARM, Choice, Offer, Position, RoundRecord, UsageError, refuse
 from metasd.registry import annotation_name
 
 _MAX_UNIT = 1e9  # beyond it, sums are brought back to a unit of 1
+_PLAN_ROUNDS = 16  # a block length is thought over again at the latest after so many rounds
 _NEW_KIND = 0.25  # what is known of all prompts counts that much for a kind that was not met before
 
 
@@ -89,6 +90,8 @@ class Policy(ABC):
             raise refuse("decay", "a number above 0 and at most 1", decay)
         self.setting, self._carry, self._decay = setting, carry, decay
         self._costs = setting.costs
+        self._needs_hazards = setting.num_draft_tokens is None or setting.objective == "speed"
+        self._plans: dict[str, tuple[Sequence[Position], int, tuple[int, float, float]]] = {}
         self._put_aside: dict[str, Any] | None = None
         self._kinds = PromptKinds() if carry == "prompt" else None
         self._by_kind: dict[str, dict[str, Any]] = {}
@@ -118,7 +121,8 @@ class Policy(ABC):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.unit = 1.0
+        self.unit, self._num_updates = 1.0, 0
+        self._plans.clear()
         self.num_rounds: dict[str, float] = dict.fromkeys(self.setting.arms, 0.0)
         self.total_reward: dict[str, float] = dict.fromkeys(self.setting.arms, 0.0)
         self.hazards = Hazards()
@@ -129,6 +133,7 @@ class Policy(ABC):
 
     def start(self, reproducible: bool = False, context: Context = Context()) -> None:
         self.context = context
+        self._plans.clear()
         self.setting.reward.start()
         if reproducible:
             self._put_aside, self._costs = copy.deepcopy(self.state()), self.setting.costs.nominal()
@@ -150,14 +155,13 @@ class Policy(ABC):
             self._put_aside, self._costs = None, self.setting.costs
 
     def select(self, available: Mapping[str, Offer]) -> Choice:
-        known, can_draft = self.num_rounds, False
-        for arm, offer in available.items():
-            if arm not in known:
-                return self.select({arm: offer for arm, offer in available.items() if arm in known})
-            can_draft = can_draft or bool(offer.positions)
-        if not can_draft or self.setting.num_draft_tokens == 0:
-            return Choice(NULL_ARM, 0)
-        return self.choose(available)
+        if not available.keys() <= self.num_rounds.keys():
+            available = {arm: offer for arm, offer in available.items() if arm in self.num_rounds}
+        if self.setting.num_draft_tokens != 0:
+            for offer in available.values():
+                if offer.positions:
+                    return self.choose(available)
+        return Choice(NULL_ARM, 0)
 
     def update(self, round_id: int, feedback: RoundRecord) -> None:
         arm, length = feedback.arm, feedback.num_draft_tokens
@@ -167,14 +171,16 @@ class Policy(ABC):
             self._costs.add_round(
                 arm, length, feedback.draft_seconds, feedback.verify_seconds, feedback.catch_up_seconds
             )
+        self._num_updates += 1
         if arm in self.num_rounds and (length or arm == NULL_ARM):
+            self._plans.pop(arm, None)
             self.learn(feedback)
 
     def learn(self, record: RoundRecord) -> None:
         """Take what a round says of the arms."""
         observed = self.setting.reward.observe(record)
         if record.arm == NULL_ARM:
-            observed.append(Observation(NULL_ARM, 0.0, 1.0))
+            observed.append((NULL_ARM, 0.0, 1.0))
         self.add(record, observed, self.unit)
 
     def add(self, record: RoundRecord, observed: Iterable[Observation], weight: float) -> None:
@@ -184,7 +190,7 @@ class Policy(ABC):
             if arm in num_rounds:
                 num_rounds[arm] += weight * count
                 total_reward[arm] += weight * count * value
-        if record.num_draft_tokens:
+        if record.num_draft_tokens and self._needs_hazards:
             self.hazards.add(record.arm, record.positions, self.setting.reward.evidence(record), weight)
 
     def forget(self, factor: float) -> None:
@@ -216,11 +222,20 @@ class Policy(ABC):
         return self.plan(arm, offer, least)[0]
 
     def plan(self, arm: str, offer: Offer, least: int = 0) -> tuple[int, float, float]:
-        """The arm's best block length now, the accepted tokens that may be expected of it, and its seconds."""
-        expected = self.hazards.expected_tokens(arm, offer.positions, self.unit)
-        costs = self._costs.rounds(arm, len(offer.positions))
-        length = best_length(expected, costs, min(least, len(offer.positions)))
-        return length, expected[length], costs[length]
+        """The arm's best block length now, the accepted tokens that may be expected of it, and its seconds.
+
+        It is thought over where the arm was played or offers something else, and every so many rounds: costs creep.
+        """
+        positions = offer.positions
+        known = self._plans.get(arm)
+        if known is not None and known[0] is positions and known[1] > self._num_updates and known[2][0] >= least:
+            return known[2]
+        per_token, catch_up = self._costs.draft_and_catch_up(arm)
+        verify = self._costs.by_length(len(positions))
+        least = min(least, len(positions))
+        plan = self.hazards.best_length(arm, positions, self.unit, per_token, catch_up, verify, least)
+        self._plans[arm] = positions, self._num_updates + _PLAN_ROUNDS, plan
+        return plan
 
     def worth(self, arm: str, offer: Offer) -> float:
         """What the arm's next round may be expected to yield: its mean reward (objective "tokens"), or tokens a second.
@@ -307,6 +322,7 @@ class Policy(ABC):
             self._by_kind = copy.deepcopy(dict(state["kinds"]["statistics"]))
 
     def _load_statistics(self, state: Mapping[str, Any]) -> None:
+        self._plans.clear()
         self.num_rounds = {arm: float(state["num_rounds"][arm]) for arm in self.setting.arms}
         self.total_reward = {arm: float(state["total_reward"][arm]) for arm in self.setting.arms}
         self.unit = 1.0

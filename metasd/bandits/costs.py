@@ -40,13 +40,21 @@ class CostTable:
         self._verify: dict[int, _Mean] = {}  # by num_draft_tokens
         self._draft: dict[str, _Mean] = {}  # a draft token
         self._catch_up: dict[str, _Mean] = {}  # a round
+        self._lengths: list[float] = []  # `verify` of 0, 1, ..., where it was asked for
 
     def nominal(self) -> "CostTable":
         """A table with the nominal costs only: the same on every machine and at every load."""
         return CostTable(self._nominal)
 
     def add_verify(self, num_draft_tokens: int, seconds: float) -> None:
-        self._verify.setdefault(num_draft_tokens, _Mean()).add(seconds)
+        mean = self._verify.get(num_draft_tokens)
+        if mean is None:
+            mean = self._verify[num_draft_tokens] = _Mean()
+        mean.add(seconds)
+        if len(self._verify) < len(self._lengths):  # others are estimated from this one
+            self._lengths = []
+        elif num_draft_tokens < len(self._lengths):
+            self._lengths[num_draft_tokens] = mean.value
 
     def add_round(
         self, arm: str, num_draft_tokens: int, draft_seconds: float, verify_seconds: float, catch_up_seconds: float
@@ -54,8 +62,10 @@ class CostTable:
         """Take the times of one round."""
         self.add_verify(num_draft_tokens, verify_seconds)
         if num_draft_tokens:
-            self._draft.setdefault(arm, _Mean()).add(draft_seconds / num_draft_tokens)
-            self._catch_up.setdefault(arm, _Mean()).add(catch_up_seconds)
+            if arm not in self._draft:
+                self._draft[arm], self._catch_up[arm] = _Mean(), _Mean()
+            self._draft[arm].add(draft_seconds / num_draft_tokens)
+            self._catch_up[arm].add(catch_up_seconds)
 
     def plain(self) -> float:
         """Seconds of a round without a draft; 1 in a nominal table."""
@@ -82,16 +92,16 @@ class CostTable:
         """Expected seconds of a round."""
         if num_draft_tokens == 0:
             return self.plain()
-        draft, catch_up = self._draft_and_catch_up(arm)
+        draft, catch_up = self.draft_and_catch_up(arm)
         return num_draft_tokens * draft + catch_up + self.verify(num_draft_tokens)
 
-    def rounds(self, arm: str, max_num_draft_tokens: int) -> list[float]:
-        """Expected seconds of a round of 0, 1, ... draft tokens."""
-        draft, catch_up = self._draft_and_catch_up(arm)
-        lengths = range(1, max_num_draft_tokens + 1)
-        return [self.plain(), *[n * draft + catch_up + self.verify(n) for n in lengths]]
+    def by_length(self, max_num_draft_tokens: int) -> list[float]:
+        """`verify` of blocks of 0, 1, ... tokens, at least as many as asked for. Not to be changed."""
+        if len(self._lengths) <= max_num_draft_tokens:
+            self._lengths = [self.verify(n) for n in range(max_num_draft_tokens + 1)]
+        return self._lengths
 
-    def _draft_and_catch_up(self, arm: str) -> tuple[float, float]:
+    def draft_and_catch_up(self, arm: str) -> tuple[float, float]:
         """Seconds of a draft token, and of catching up in a round."""
         measured, catch_up = self._draft.get(arm), self._catch_up.get(arm)
         draft = measured.value if measured else self._nominal.get(arm, 0.0) * self.plain()
@@ -107,6 +117,7 @@ class CostTable:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Put back what `state` returned."""
+        self._lengths = []
         self._verify = {int(key): _Mean(*pair) for key, pair in state["verify"].items()}
         self._draft = {key: _Mean(*pair) for key, pair in state["draft"].items()}
         self._catch_up = {key: _Mean(*pair) for key, pair in state["catch_up"].items()}

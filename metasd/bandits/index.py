@@ -3,19 +3,13 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from metasd.bandits.base import Policy
 from metasd.core import NULL_ARM, Choice, Offer
 
-
-class Candidate(NamedTuple):
-    """An arm that could draft now."""
-
-    arm: str
-    length: int  # of its block
-    mean: float  # reward so far
-    num_rounds: float  # on which the mean rests; with the weight of a prior, for tokens a second
+Candidate = tuple[str, int, float, float]
+"""An arm that could draft now: its name, the length of its block, its mean reward, and the rounds on which the mean
+rests; with the weight of a prior, for tokens a second."""
 
 
 class IndexPolicy(Policy):
@@ -31,59 +25,57 @@ class IndexPolicy(Policy):
         """By how much each arm's reward could be better than its mean; `rounds`: of all of them together."""
 
     def choose(self, available: Mapping[str, Offer]) -> Choice:
-        is_speed = self.setting.objective == "speed"
-        candidates, plans = list[Candidate](), list[tuple[int, float, float]]()
-        fixed, unit, rounds = self.setting.num_draft_tokens, self.unit, 0.0
+        if self.setting.objective == "speed":
+            return self._choose_fastest(available)
+        candidates, fixed, unit, rounds = list[Candidate](), self.setting.num_draft_tokens, self.unit, 0.0
+        num_rounds, total_reward = self.num_rounds, self.total_reward
         for arm, offer in available.items():
-            played = self.num_rounds[arm]
+            played, positions = num_rounds[arm], offer.positions
             rounds += played
-            positions = offer.positions
+            if positions:
+                length = self.plan(arm, offer, 1)[0] if fixed is None else min(fixed, len(positions))
+                if played <= 0:
+                    return Choice(arm, length)
+                candidates.append((arm, length, total_reward[arm] / played, played / unit))
+        best, best_index = candidates[0], -math.inf
+        for candidate, bonus in zip(candidates, self.optimism(candidates, rounds / unit), strict=True):
+            index = candidate[2] + bonus
+            if index > best_index:
+                best, best_index = candidate, index
+        return Choice(best[0], best[1])
+
+    def _choose_fastest(self, available: Mapping[str, Offer]) -> Choice:
+        """Most tokens a second, the null arm among those that could be it."""
+        candidates, fixed, unit, rounds = list[Candidate](), self.setting.num_draft_tokens, self.unit, 0.0
+        reward, costs, num_rounds = self.setting.reward, self._costs, self.num_rounds
+        expected = list[tuple[float, float]]()  # accepted tokens of the block, and its seconds
+        for arm, offer in available.items():
+            played, positions = num_rounds[arm], offer.positions
+            rounds += played
             if not positions:
                 continue
-            num_rounds = played + (positions[0].prior_weight * unit if is_speed else 0.0)
+            mean = self.total_reward[arm] / played if played else 0.0
+            rests_on = played / unit + positions[0].prior_weight
             if fixed is None:
-                plan = self.plan(arm, offer, least=1)
-                plans.append(plan)
-                length = plan[0]
+                length, tokens, seconds = self.plan(arm, offer, 1)
             else:
                 length = min(fixed, len(positions))
-            if num_rounds <= 0:
+                seconds, tokens = costs.round(arm, length), -1.0  # told by the mean reward
+                if not played:
+                    tokens = self.hazards.expected_tokens(arm, positions[:length], unit)[-1]
+            if rests_on <= 0:
                 return Choice(arm, length)
-            mean = self.total_reward[arm] / played if played else 0.0
-            candidates.append(Candidate(arm, length, mean, num_rounds / unit))
+            candidates.append((arm, length, mean, rests_on))
+            expected.append((tokens, seconds))
+        best, best_rate = (NULL_ARM, 0), 1 / costs.plain() if NULL_ARM in available else -math.inf
         bonuses = self.optimism(candidates, rounds / unit)
-        if not is_speed:
-            best, best_index = candidates[0], -math.inf
-            for candidate, bonus in zip(candidates, bonuses, strict=True):
-                if candidate.mean + bonus > best_index:
-                    best, best_index = candidate, candidate.mean + bonus
-            return Choice(best.arm, best.length)
-        return self._fastest(available, candidates, plans, bonuses)
-
-    def _fastest(
-        self,
-        available: Mapping[str, Offer],
-        candidates: Sequence[Candidate],
-        plans: Sequence[tuple[int, float, float]],
-        bonuses: Sequence[float],
-    ) -> Choice:
-        """Most tokens a second, the null arm among those that could be it."""
-        reward, costs = self.setting.reward, self._costs
-        choice, best = (Choice(NULL_ARM, 0), 1 / costs.plain()) if NULL_ARM in available else (None, -math.inf)
-        for i, (arm, length, mean, _) in enumerate(candidates):
-            if plans:
-                _, tokens, seconds = plans[i]
-            elif self.num_rounds[arm]:
-                tokens, seconds = None, costs.round(arm, length)
+        for (arm, length, mean, _), (tokens, seconds), bonus in zip(candidates, expected, bonuses, strict=True):
+            if tokens < 0:
+                accepted = reward.tokens(mean + bonus, length)
             else:
-                expected = self.hazards.expected_tokens(arm, available[arm].positions[:length], self.unit)
-                tokens, seconds = expected[-1], costs.round(arm, length)
-            if tokens is None:
-                accepted = reward.tokens(mean + bonuses[i], length)
-            else:
-                accepted = min(tokens + reward.tokens(min(reward.most(length), bonuses[i]), length), float(length))
+                accepted = tokens + (reward.tokens(min(reward.most(length), bonus), length) if bonus else 0.0)
+                accepted = length if accepted > length else accepted
             rate = (1 + accepted) / seconds
-            if choice is None or rate > best:
-                choice, best = Choice(arm, length), rate
-        assert choice is not None
-        return choice
+            if rate > best_rate:
+                best, best_rate = (arm, length), rate
+        return Choice(*best)

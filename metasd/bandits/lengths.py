@@ -50,6 +50,87 @@ class Hazards:
             totals.append(total)
         return totals
 
+    def best_length(
+        self,
+        arm: str,
+        positions: Sequence[Position],
+        unit: float,
+        per_token: float,
+        fixed: float,
+        verify: Sequence[float],
+        least: int,
+    ) -> tuple[int, float, float]:
+        """The N >= least with the largest (1 + expected tokens) / seconds, the shortest among ties.
+
+        Args:
+            arm: whose block it is.
+            positions: as far as it may go.
+            unit: the weight of one observation.
+            per_token: seconds of a draft token.
+            fixed: seconds of a round with a draft, whatever its length.
+            verify: seconds to verify 0, 1, ... tokens.
+            least: the shortest that is allowed, at most the number of positions.
+
+        Returns:
+            the length, its expected accepted tokens, its seconds.
+        """
+        known = self._sums.get(arm, {})
+        survival, tokens = 1.0, 0.0
+        best, best_tokens, best_seconds = 0, 0.0, verify[0]
+        best_rate = 1 / best_seconds if least <= 0 else -1.0
+        seconds = fixed
+        for length, position in enumerate(positions, 1):
+            sums = known.get(position.key)
+            if sums is None:
+                survival *= position.prior
+            else:
+                weight = (position.prior_weight or 1e-9) * unit
+                survival *= (sums[1] + weight * position.prior) / (sums[0] + weight)
+            tokens += survival
+            seconds += per_token
+            rate = (1 + tokens) / (seconds + verify[length])
+            if rate > best_rate and length >= least:
+                best, best_rate, best_tokens, best_seconds = length, rate, tokens, seconds + verify[length]
+        return best, best_tokens, best_seconds
+
+    def follow(
+        self,
+        arm: str,
+        positions: Sequence[Position],
+        reach: float,
+        ratio: Sequence[float],
+        overlap: Sequence[float],
+        weight: float,
+    ) -> tuple[int, float]:
+        """Take what emitted tokens say of a block that the arm could have drafted.
+
+        Args:
+            arm: whose block it is.
+            positions: from where it has come to.
+            reach: how surely it has come there.
+            ratio: of each token, how surely the block would have gone on with it.
+            overlap: of each token, how surely what the arm drafts there is accepted.
+            weight: of the evidence.
+
+        Returns:
+            how many positions it went on, and how surely it came there.
+        """
+        known = self._sums.get(arm)
+        if known is None:
+            known = self._sums[arm] = {}
+        steps = 0
+        for position, accept, on in zip(positions, overlap, ratio, strict=False):
+            sums = known.get(position.key)
+            if sums is None:
+                sums = known[position.key] = [0.0, 0.0]
+            sums[0] += weight * reach
+            sums[1] += weight * reach * accept
+            reach *= on
+            steps += 1
+            if reach == 0:
+                break
+        return steps, reach
+
     def scale(self, factor: float) -> None:
         """Let all evidence count `factor` times as much as before."""
         for known in self._sums.values():
@@ -64,13 +145,3 @@ class Hazards:
         self._sums = {
             arm: {key: [float(sums[0]), float(sums[1])] for key, sums in known.items()} for arm, known in state.items()
         }
-
-
-def best_length(expected_tokens: Sequence[float], costs: Sequence[float], least: int = 0) -> int:
-    """argmax over N >= least of (1 + expected_tokens[N]) / costs[N]; the shortest among ties."""
-    best, best_rate = least, -1.0
-    for length in range(least, len(expected_tokens)):
-        rate = (1 + expected_tokens[length]) / costs[length]
-        if rate > best_rate:
-            best, best_rate = length, rate
-    return best

@@ -6,24 +6,15 @@ gives to each arm. In formulas a is an acceptance rate and N the block length.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from metasd.core import RoundRecord, TokenScores
 
+Evidence = tuple[float, float]
+"""At one position: how surely the block got there, and how surely the token there is then accepted."""
 
-class Evidence(NamedTuple):
-    """At one position: how surely the block got there, and how surely the token there is then accepted."""
-
-    reach: float
-    accept: float
-
-
-class Observation(NamedTuple):
-    """A reward of an arm, worth so many rounds of it."""
-
-    arm: str
-    value: float
-    num_rounds: float
+Observation = tuple[str, float, float]
+"""An arm, a reward of it, and how many of its rounds that is worth."""
 
 
 class Reward(ABC):
@@ -46,7 +37,7 @@ class Reward(ABC):
         """The reward's scale, by which a confidence radius for values in [0, 1] is multiplied."""
 
     @abstractmethod
-    def evidence(self, record: RoundRecord) -> Iterator[Evidence]:
+    def evidence(self, record: RoundRecord) -> list[Evidence]:
         """What the round says about each scored position, the first one first."""
 
     def most(self, num_draft_tokens: int) -> float:
@@ -55,7 +46,7 @@ class Reward(ABC):
 
     def observe(self, record: RoundRecord) -> list[Observation]:
         """The rewards that a round gives: of the arm that drafted, and of those that were asked."""
-        return [Observation(record.arm, self.value(record), 1.0)] if record.num_draft_tokens else []
+        return [(record.arm, self.value(record), 1.0)] if record.num_draft_tokens else []
 
     def start(self) -> None:  # noqa: B027 - optional
         """A request begins."""
@@ -75,9 +66,9 @@ class BlockEfficiency(Reward):
     def spread(self, num_draft_tokens: int) -> float:
         return 1.0
 
-    def evidence(self, record: RoundRecord) -> Iterator[Evidence]:
-        for k in range(min(record.num_accepted_tokens + 1, record.num_draft_tokens)):
-            yield Evidence(1.0, float(k < record.num_accepted_tokens))
+    def evidence(self, record: RoundRecord) -> list[Evidence]:
+        accepted = record.num_accepted_tokens
+        return [(1.0, 1.0)] * accepted + [(1.0, 0.0)] * (accepted < record.num_draft_tokens)
 
 
 class BlockDivergence(Reward):
@@ -97,9 +88,8 @@ class BlockDivergence(Reward):
     def spread(self, num_draft_tokens: int) -> float:
         return 1.0
 
-    def evidence(self, record: RoundRecord) -> Iterator[Evidence]:
-        for tv in record.tv_distance:
-            yield Evidence(1.0, 1.0 - tv)
+    def evidence(self, record: RoundRecord) -> list[Evidence]:
+        return [(1.0, 1.0 - tv) for tv in record.tv_distance]
 
 
 class RaoBlackwell(Reward):
@@ -119,13 +109,14 @@ class RaoBlackwell(Reward):
     def most(self, num_draft_tokens: int) -> float:
         return float(num_draft_tokens)
 
-    def evidence(self, record: RoundRecord) -> Iterator[Evidence]:
-        reach = 1.0
+    def evidence(self, record: RoundRecord) -> list[Evidence]:
+        found, reach = list[Evidence](), 1.0
         for accept, tv in zip(record.accept_probability, record.tv_distance, strict=True):
-            yield Evidence(reach, 1.0 - tv)
+            found.append((reach, 1.0 - tv))
             reach *= accept
             if reach == 0:
-                return
+                break
+        return found
 
 
 class Counterfactual(RaoBlackwell):
@@ -165,7 +156,7 @@ class Counterfactual(RaoBlackwell):
             if is_whole:
                 found += self._complete(arm, begin, scores, record.num_output_tokens)
         if record.num_draft_tokens and not has_all:
-            found.append(Observation(record.arm, self.value(record), 1.0))
+            found.append((record.arm, self.value(record), 1.0))
         return found
 
     def _complete(self, arm: str, begin: int, scores: TokenScores, count: int) -> Iterator[Observation]:
@@ -182,7 +173,7 @@ class Counterfactual(RaoBlackwell):
                     reach *= ratio
                     if reach == 0:
                         break
-                yield Observation(arm, value, 1 / self._length)
+                yield arm, value, 1 / self._length
                 del window[0]
 
 

@@ -34,7 +34,7 @@ class SlidingUCB(UCB):
         observed = reward.observe(record)
         evidence = list(reward.evidence(record)) if record.num_draft_tokens else []
         if not record.num_draft_tokens:
-            observed.append(Observation(record.arm, 0.0, 1.0))
+            observed.append((record.arm, 0.0, 1.0))
         self._last.append((record.arm, tuple(position.key for position in record.positions), evidence, observed))
         self._count(1.0, self._last[-1])
         if len(self._last) > self._window:
@@ -55,6 +55,11 @@ class SlidingUCB(UCB):
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         self._last = deque(
-            (arm, tuple(keys), [Evidence(*pair) for pair in evidence], [Observation(*each) for each in observed])
+            (
+                arm,
+                tuple(keys),
+                [(reach, accept) for reach, accept in evidence],
+                [(other, value, count) for other, value, count in observed],
+            )
             for arm, keys, evidence, observed in state["last"]
         )

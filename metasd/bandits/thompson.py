@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from metasd.bandits.base import Setting
 from metasd.bandits.index import Candidate, IndexPolicy
@@ -29,20 +28,19 @@ class Thompson(IndexPolicy):
         super().__init__(setting, **options)
 
     def optimism(self, candidates: Sequence[Candidate], rounds: float) -> Sequence[float]:
-        most = self.setting.reward.most
-        successes, failures = np.ones(len(candidates)), np.ones(len(candidates))
-        largest, shares = [], []
-        for i, (_, length, mean, num_rounds) in enumerate(candidates):
+        most, worth = self.setting.reward.most, self._worth
+        largest, shares, successes, failures = list[float](), list[float](), list[float](), list[float]()
+        for _, length, mean, num_rounds in candidates:
             largest.append(most(length))
-            shares.append(min(1.0, max(0.0, mean / largest[i])))
-            successes[i] += self._worth * num_rounds * shares[i]
-            failures[i] += self._worth * num_rounds * (1 - shares[i])
-        drawn = self.draw(successes, failures).tolist()
+            shares.append(min(1.0, max(0.0, mean / largest[-1])))
+            successes.append(1 + worth * num_rounds * shares[-1])
+            failures.append(1 + worth * num_rounds * (1 - shares[-1]))
+        drawn = self.draw(successes, failures)
         return [scale * (value - share) for scale, value, share in zip(largest, drawn, shares, strict=True)]
 
-    def draw(self, successes: NDArray[np.float64], failures: NDArray[np.float64]) -> NDArray[np.float64]:
-        """One draw from each posterior."""
-        return self._generator.beta(successes, failures)
+    def draw(self, successes: Sequence[float], failures: Sequence[float]) -> list[float]:
+        """One draw from each Beta posterior."""
+        return list(self._generator.beta(successes, failures).tolist())
 
     def own_state(self) -> dict[str, Any]:
         return {"generator": self._generator.bit_generator.state}

@@ -27,4 +27,4 @@ class UCB(IndexPolicy):
 
     def optimism(self, candidates: Sequence[Candidate], rounds: float) -> Sequence[float]:
         width, spread = self._beta * math.sqrt(2 * math.log(max(rounds, 1.0))), self.setting.reward.spread
-        return [width * spread(candidate.length) / math.sqrt(candidate.num_rounds) for candidate in candidates]
+        return [width * spread(length) / math.sqrt(num_rounds) for _, length, _, num_rounds in candidates]

@@ -8,7 +8,7 @@ import pytest
 from records import offer, played
 
 from metasd.bandits import REWARDS, make_reward
-from metasd.bandits.lengths import Hazards, best_length
+from metasd.bandits.lengths import Hazards
 from metasd.core import Position
 
 BE, BD, RB = make_reward("be"), make_reward("bd"), make_reward("rb")
@@ -52,8 +52,8 @@ def test_evidence_is_right_on_average(rate: float) -> None:
             accepted = next((k for k, match in enumerate(matches) if not match), length)
             record = played("a", length, accepted, tv=[0.0 if match else 1.0 for match in matches])
             for k, evidence in enumerate(reward.evidence(record)):
-                sums[k][0] += weight * evidence.reach
-                sums[k][1] += weight * evidence.reach * evidence.accept
+                sums[k][0] += weight * evidence[0]
+                sums[k][1] += weight * evidence[0] * evidence[1]
         for reach, accept in sums:
             assert accept / reach == pytest.approx(rate)
 
@@ -113,13 +113,26 @@ def test_positions_with_one_key_share_what_is_learned() -> None:
 @pytest.mark.parametrize("rate", [0.2, 0.6, 0.9])
 def test_best_length_is_the_argmax(rate: float, draft: float) -> None:
     expected = [sum(rate**k for k in range(1, n + 1)) for n in range(9)]
-
-    cost = [1 + n * (draft + 0.02) for n in range(9)]
-    speed = [(1 + expected[n]) / cost[n] for n in range(9)]
-    assert best_length(expected, cost) == speed.index(max(speed))
-    assert best_length(expected, cost, least=1) == 1 + speed[1:].index(max(speed[1:]))
+    verify = [1 + 0.02 * n for n in range(9)]
+    catch_up = 0.1
+    seconds = [verify[n] + n * draft + catch_up * (n > 0) for n in range(9)]
+    speed = [(1 + expected[n]) / seconds[n] for n in range(9)]
+    for least in (0, 1, 3):
+        wanted = least + speed[least:].index(max(speed[least:]))
+        found = Hazards().best_length("a", offer(8, prior=rate).positions, 1.0, draft, catch_up, verify, least)
+        assert found == (wanted, pytest.approx(expected[wanted]), pytest.approx(seconds[wanted]))
 
 
 def test_best_length_prefers_the_shorter_among_ties() -> None:
-    assert best_length([0.0, 0.0, 0.0], [1.0] * 3) == 0
-    assert best_length([0.0], [1.0]) == 0
+    assert Hazards().best_length("a", offer(2, prior=0.0).positions, 1.0, 0.0, 0.0, [1.0] * 3, 0)[0] == 0
+    assert Hazards().best_length("a", (), 1.0, 0.0, 0.0, [1.0], 0) == (0, 0.0, 1.0)
+
+
+def test_following_emitted_tokens_is_evidence_weighted_by_reach() -> None:
+    """The block goes on with the first token by 0.5, and not with the second: the third position is never reached."""
+    hazards, positions = Hazards(), offer(3).positions
+    assert hazards.follow("a", positions, 1.0, [0.5, 0.0, 1.0], [0.9, 0.4, 1.0], 2.0) == (2, 0.0)
+    assert hazards.state() == {"a": {"depth0": [2.0, 1.8], "depth1": [1.0, 0.4]}}
+    assert hazards.follow("b", positions, 1.0, [1.0], [0.9], 1.0) == (1, 1.0)
+    assert hazards.follow("b", positions[1:], 1.0, [0.25], [0.8], 1.0) == (1, 0.25)
+    assert hazards.state()["b"] == {"depth0": [1.0, 0.9], "depth1": [1.0, 0.8]}
