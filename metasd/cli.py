@@ -12,6 +12,7 @@ import typer
 from metasd import check as checks
 from metasd import report
 from metasd.cli_matrix import matrix_command
+from metasd.cli_simulate import simulate
 from metasd.cli_train import train
 from metasd.config import SamplingParams
 from metasd.console import (
@@ -164,6 +165,7 @@ def check(
 
 app.command()(train)
 app.command("matrix")(matrix_command)
+app.command()(simulate)
 
 
 @app.command()

@@ -82,6 +82,8 @@ class Policy(ABC):
     default_reward: ClassVar[str] = "rb"
     needs_scores: ClassVar[bool] = False
     """Whether it learns from the token scores of arms that did not draft."""
+    needs_hazards: ClassVar[bool] = False
+    """Whether it asks for acceptance by position also where blocks have a fixed length and costs do not count."""
 
     def __init__(self, setting: Setting, carry: str = "decay", decay: float = 0.9) -> None:
         if carry not in ("query", "decay", "prompt"):
@@ -90,7 +92,8 @@ class Policy(ABC):
             raise refuse("decay", "a number above 0 and at most 1", decay)
         self.setting, self._carry, self._decay = setting, carry, decay
         self._costs = setting.costs
-        self._needs_hazards = setting.num_draft_tokens is None or setting.objective == "speed"
+        self._is_speed = setting.objective == "speed"
+        self._keeps_hazards = self.needs_hazards or self._is_speed or setting.num_draft_tokens is None
         self._plans: dict[str, tuple[Sequence[Position], int, tuple[int, float, float]]] = {}
         self._put_aside: dict[str, Any] | None = None
         self._kinds = PromptKinds() if carry == "prompt" else None
@@ -149,6 +152,11 @@ class Policy(ABC):
     def begin(self) -> None:  # noqa: B027 - optional
         """A request begins: what a policy counts within one request starts anew."""
 
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether clocks must have no say in this request."""
+        return self._put_aside is not None
+
     def finish(self) -> None:
         if self._put_aside is not None:
             self._load(self._put_aside)
@@ -190,7 +198,7 @@ class Policy(ABC):
             if arm in num_rounds:
                 num_rounds[arm] += weight * count
                 total_reward[arm] += weight * count * value
-        if record.num_draft_tokens and self._needs_hazards:
+        if record.num_draft_tokens and self._keeps_hazards:
             self.hazards.add(record.arm, record.positions, self.setting.reward.evidence(record), weight)
 
     def forget(self, factor: float) -> None:

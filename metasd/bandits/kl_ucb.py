@@ -35,18 +35,27 @@ class KLUCB(IndexPolicy):
         return found
 
 
+def divergence(p: float, q: float) -> float:
+    """kl(p, q) of Bernoulli laws, q inside (0, 1)."""
+    near = p * math.log(p / q) if p > 0 else 0.0
+    return near + ((1 - p) * math.log((1 - p) / (1 - q)) if p < 1 else 0.0)
+
+
 def upper_bound(mean: float, distance: float) -> float:
     """The largest q with kl(mean, q) <= distance, up to 1e-4, by Newton's method from above: kl is convex in q."""
     if distance <= 0 or mean >= 1:
         return mean
     if mean <= 0:
         return 1 - math.exp(-distance)
-    q = min(mean + math.sqrt(distance / 2), 1 - 1e-9)  # Pinsker: not below the bound
-    entropy = mean * math.log(mean) + (1 - mean) * math.log(1 - mean)
+    entropy = -mean * math.log(mean) - (1 - mean) * math.log(1 - mean)
+    # Two bounds from above: Pinsker's, and kl >= -entropy - (1 - mean) ln(1 - q).
+    q = min(mean + math.sqrt(distance / 2), 1 - math.exp(-(distance + entropy) / (1 - mean)))
     for _ in range(30):
-        excess = entropy - mean * math.log(q) - (1 - mean) * math.log(1 - q) - distance
+        if q >= 1 - 1e-12:
+            return 1.0
+        excess = -entropy - mean * math.log(q) - (1 - mean) * math.log(1 - q) - distance
         step = excess * q * (1 - q) / (q - mean)
         q -= step
-        if step < 1e-4:
+        if step < 1e-5:
             break
-    return q
+    return max(q, mean)

@@ -6,12 +6,16 @@ from typing import Any
 from metasd.bandits.rewards import Evidence
 from metasd.core import Position
 
+_ALL = "all"
+_NOTHING = (0.0, 0.0)
+_USUAL_WEIGHT = 2.0
+
 
 class Hazards:
     """For each arm and position key: how often a draft token there was accepted, once the block got there.
 
     Evidence is weighted by how surely the block reached the position (MATH: block length). The prior of a position
-    counts as so many observations.
+    counts as so many observations; where a position has none, what is known of the arm's other positions counts as two.
     """
 
     def __init__(self) -> None:
@@ -22,33 +26,41 @@ class Hazards:
         known = self._sums.get(arm)
         if known is None:
             known = self._sums[arm] = {}
+        total = known.setdefault(_ALL, [0.0, 0.0])
         for position, (reach, accept) in zip(positions, evidence, strict=False):
             sums = known.get(position.key)
             if sums is None:
                 sums = known[position.key] = [0.0, 0.0]
+            accepted = weight * reach * accept
             sums[0] += weight * reach
-            sums[1] += weight * reach * accept
+            sums[1] += accepted
+            total[0] += weight * reach
+            total[1] += accepted
 
     def accept(self, arm: str, position: Position, unit: float = 1.0) -> float:
         """Estimated acceptance there, where evidence of weight `unit` counts as one observation."""
-        reach, accepted = self._sums.get(arm, {}).get(position.key, (0.0, 0.0))
-        weight = (position.prior_weight or 1e-9) * unit
-        return (accepted + weight * position.prior) / (reach + weight)
+        return self.expected_tokens(arm, [position], unit)[1]
 
     def expected_tokens(self, arm: str, positions: Sequence[Position], unit: float = 1.0) -> list[float]:
         """Expected accepted tokens of a block of 0, 1, ... len(positions) tokens."""
         totals, survival, total = [0.0], 1.0, 0.0
         known = self._sums.get(arm, {})
+        usual, usual_weight = self._usual(known, unit)
         for position in positions:
-            sums = known.get(position.key)
-            if sums is None:
-                survival *= position.prior
-            else:
-                weight = (position.prior_weight or 1e-9) * unit
-                survival *= (sums[1] + weight * position.prior) / (sums[0] + weight)
+            prior, weight = position.prior, position.prior_weight * unit
+            if not weight:
+                prior, weight = usual if usual_weight else prior, usual_weight or 1e-9
+            reach, accepted = known.get(position.key, _NOTHING)
+            survival *= (accepted + weight * prior) / (reach + weight)
             total += survival
             totals.append(total)
         return totals
+
+    @staticmethod
+    def _usual(known: Mapping[str, Sequence[float]], unit: float) -> tuple[float, float]:
+        """An arm's acceptance over all positions, and what it is worth where nothing else is known."""
+        reach, accepted = known.get(_ALL, _NOTHING)
+        return (accepted / reach, _USUAL_WEIGHT * unit) if reach > 1e-9 * unit else (0.0, 0.0)
 
     def best_length(
         self,
@@ -79,13 +91,13 @@ class Hazards:
         best, best_tokens, best_seconds = 0, 0.0, verify[0]
         best_rate = 1 / best_seconds if least <= 0 else -1.0
         seconds = fixed
+        usual, usual_weight = self._usual(known, unit)
         for length, position in enumerate(positions, 1):
-            sums = known.get(position.key)
-            if sums is None:
-                survival *= position.prior
-            else:
-                weight = (position.prior_weight or 1e-9) * unit
-                survival *= (sums[1] + weight * position.prior) / (sums[0] + weight)
+            prior, weight = position.prior, position.prior_weight * unit
+            if not weight:
+                prior, weight = usual if usual_weight else prior, usual_weight or 1e-9
+            reach, accepted = known.get(position.key, _NOTHING)
+            survival *= (accepted + weight * prior) / (reach + weight)
             tokens += survival
             seconds += per_token
             rate = (1 + tokens) / (seconds + verify[length])
@@ -118,13 +130,17 @@ class Hazards:
         known = self._sums.get(arm)
         if known is None:
             known = self._sums[arm] = {}
+        total = known.setdefault(_ALL, [0.0, 0.0])
         steps = 0
         for position, accept, on in zip(positions, overlap, ratio, strict=False):
             sums = known.get(position.key)
             if sums is None:
                 sums = known[position.key] = [0.0, 0.0]
+            accepted = weight * reach * accept
             sums[0] += weight * reach
-            sums[1] += weight * reach * accept
+            sums[1] += accepted
+            total[0] += weight * reach
+            total[1] += accepted
             reach *= on
             steps += 1
             if reach == 0:

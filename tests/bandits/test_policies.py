@@ -179,6 +179,6 @@ def test_unknown_parameters(spec: str, options: dict[str, Any], message: str) ->
 
 
 def test_auto_and_ready_bandits() -> None:
-    bandit = make_bandit("auto:beta=0.5", ("a", "null"))
+    bandit = make_bandit("auto:scale=0.5", ("a", "null"))
     assert bandit.state()["policy"] == "Auto"
     assert make_bandit(bandit, ("a", "null")) is bandit

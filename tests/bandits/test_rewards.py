@@ -132,7 +132,7 @@ def test_following_emitted_tokens_is_evidence_weighted_by_reach() -> None:
     """The block goes on with the first token by 0.5, and not with the second: the third position is never reached."""
     hazards, positions = Hazards(), offer(3).positions
     assert hazards.follow("a", positions, 1.0, [0.5, 0.0, 1.0], [0.9, 0.4, 1.0], 2.0) == (2, 0.0)
-    assert hazards.state() == {"a": {"depth0": [2.0, 1.8], "depth1": [1.0, 0.4]}}
+    assert hazards.state() == {"a": {"all": [3.0, 2.2], "depth0": [2.0, 1.8], "depth1": [1.0, 0.4]}}
     assert hazards.follow("b", positions, 1.0, [1.0], [0.9], 1.0) == (1, 1.0)
     assert hazards.follow("b", positions[1:], 1.0, [0.25], [0.8], 1.0) == (1, 0.25)
-    assert hazards.state()["b"] == {"depth0": [1.0, 0.9], "depth1": [1.0, 0.8]}
+    assert hazards.state()["b"] == {"all": [2.0, 0.9 + 0.8], "depth0": [1.0, 0.9], "depth1": [1.0, 0.8]}
