@@ -11,6 +11,7 @@ import typer
 
 from metasd import check as checks
 from metasd import report
+from metasd.bandits import load_state, save_state
 from metasd.cli_matrix import matrix_command
 from metasd.cli_simulate import simulate
 from metasd.cli_train import train
@@ -51,7 +52,11 @@ def generate(
     target: TargetOption = "demo",
     drafters: DraftersOption = "demo",
     bandit: Annotated[str | None, typer.Option(help="Policy, also as name:key=value. Default: auto.")] = None,
-    reward: Annotated[str | None, typer.Option(help="auto, be, bd or rb. Default: auto.")] = None,
+    reward: Annotated[str | None, typer.Option(help="auto, be, bd, rb or cf. Default: auto.")] = None,
+    bandit_state: Annotated[
+        Path | None,
+        typer.Option(help="File with what the policy has learned: read if it is there, written at the end."),
+    ] = None,
     objective: Annotated[str | None, typer.Option(help="speed or tokens. Default: speed.")] = None,
     preset: Annotated[str | None, typer.Option(help="metasd-paper: the paper's settings.")] = None,
     num_draft_tokens: Annotated[str | None, typer.Option(help="auto or a number. Default: auto.")] = None,
@@ -91,10 +96,14 @@ def generate(
         device=device,
         dtype=dtype,
     )
+    if bandit_state is not None and bandit_state.exists():
+        load_state(engine.bandit, bandit_state)
     if not raw and engine.tokenizer.chat_template is None:
         raise refuse("--raw", "this flag, since the target's tokenizer has no chat template", "a chat message")
     question = text if raw else [{"role": "user", "content": text}]
     result = _answer(engine, question, params, stream)
+    if bandit_state is not None:
+        save_state(engine.bandit, bandit_state)
     plain = None
     if compare_plain:
         with status("decoding without drafts, for comparison"):

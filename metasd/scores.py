@@ -31,11 +31,11 @@ class TargetLaws:
         self._log_total = (kept / law.temperature).logsumexp(-1, keepdim=True)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """p of the tokens `[m, S]`, fp32; the first m positions."""
+        """p of the tokens `[m, S]`, fp32; the first m positions. Any number for a place in a list that is empty, -1."""
         count = token_ids.shape[0]
         if self._law.is_greedy:
             return (token_ids == self._best[:count]).float()
-        found = self._rows[:count].gather(-1, token_ids).float()
+        found = self._rows[:count].gather(-1, token_ids.clamp(min=0)).float()
         if self._cutoff is not None:
             found = self._kept(found, self._cutoff[0, :count])
         return (found / self._law.temperature - self._log_total[:count]).exp()
@@ -77,7 +77,7 @@ def score_tokens(target: TargetLaws, laws: Draft, token_ids: Sequence[int]) -> T
     p_emitted = target(emitted).squeeze(-1)
     if laws.logits is None:
         q_emitted = (guessed == emitted.squeeze(-1)).float()
-        overlap = target(guessed.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        overlap = target(guessed.unsqueeze(-1)).squeeze(-1)
     else:
         ids = _listed_ids(laws)
         q = _listed_law(laws)

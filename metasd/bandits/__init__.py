@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from metasd.bandits.base import Bandit, Context, Policy, Setting
 from metasd.bandits.costs import CostTable
 from metasd.bandits.rewards import REWARDS, Reward, make_reward
+from metasd.bandits.saved import load_state, save_state
 from metasd.core import UsageError, refuse
 from metasd.registry import Registry, parse_spec
 
@@ -39,9 +40,11 @@ __all__ = [
     "CostTable",
     "Reward",
     "Setting",
+    "load_state",
     "make_bandit",
     "make_reward",
     "needs_scores",
+    "save_state",
 ]
 
 

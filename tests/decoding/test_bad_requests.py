@@ -9,7 +9,7 @@ import torch
 from toys import PROMPT, Replay, TableTarget, engine_of, lm, plain_greedy, toy_llama, toy_target, toy_tokenizer
 
 from metasd import MetaSD, MetaSDError, SamplingParams, UsageError
-from metasd.bandits import REWARDS, CostTable, Setting
+from metasd.bandits import CostTable, Setting, make_reward
 from metasd.bandits.fixed import Fixed
 from metasd.config import EngineConfig
 from metasd.core import Choice, Offer
@@ -189,7 +189,7 @@ def test_a_bandit_of_ones_own_may_choose_only_what_is_offered() -> None:
 
     target = toy_target()
     drafters = load_drafters([lm(target, toy_llama(), "duplicate")], target)
-    setting = Setting(tuple(drafters), REWARDS["bd"], "tokens", 5, CostTable())
+    setting = Setting(tuple(drafters), make_reward("bd"), "tokens", 5, CostTable())
     engine = MetaSD(target, drafters, EngineConfig.build(bandit=Greedy(setting)))
     with pytest.raises(UsageError, match=r"bandit: expected a choice among .*'duplicate'.* got Choice"):
         engine.generate(PROMPT, SamplingParams(max_new_tokens=4))

@@ -46,6 +46,35 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
+def test_what_the_policy_learned_outlives_the_process(run: Run, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bandit.json"
+    command = [
+        "generate",
+        "a b a b a b",
+        "--target",
+        folder,
+        "--drafters",
+        "ngram,suffix",
+        "--raw",
+        "--max-new-tokens",
+        16,
+    ]
+    assert run(*command, "--bandit-state", file)[0] == 0
+    once = json.loads(file.read_text())
+    assert run(*command, "--bandit-state", file)[0] == 0
+    twice = json.loads(file.read_text())
+    assert sum(twice["num_rounds"].values()) > 1.3 * sum(once["num_rounds"].values())
+    code, _, err = run(*command[:4], "--drafters", "ngram", "--raw", "--bandit-state", file)
+    assert code == 2
+    assert "bandit state: expected the arms" in err
+    file.write_text("[")
+    assert "bandit state: expected JSON" in run(*command, "--bandit-state", file)[2]
+    file.write_text("[]")
+    assert "bandit state: expected a JSON object" in run(*command, "--bandit-state", file)[2]
+    gone = tmp_path / "none" / "bandit.json"
+    assert "bandit state: cannot write" in run(*command, "--bandit-state", gone)[2]
+
+
 def test_generate_prints_text_arms_and_comparison(run: Run, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     code, out, _ = run(
@@ -133,7 +162,7 @@ def test_info_names_backends_and_folders(run: Run, tmp_path: Path) -> None:
     [
         (["generate"], 2, "prompt: expected a PROMPT or --prompt-file, got neither"),
         (["generate", " "], 2, "empty prompt"),
-        (["generate", "x", "--bandit", "nope"], 2, "expected one of auto, ucb, fixed, random, round-robin, got 'nope'"),
+        (["generate", "x", "--bandit", "nope"], 2, "expected one of auto, ucb, discounted-ucb, sliding-ucb"),
         (["generate", "x", "--reward", "nope"], 2, "reward: expected one of auto, be, bd, rb"),
         (["generate", "x", "--preset", "nope"], 2, "preset: expected one of metasd-paper"),
         (["generate", "x", "--drafters", "nope"], 2, "drafters: expected one of null, ngram, suffix, lm"),

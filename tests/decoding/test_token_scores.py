@@ -69,6 +69,9 @@ def test_by_hand() -> None:
     scores = score_tokens(TargetLaws(rows, SamplingLaw(1.0)), laws, [0, 1, 0])
     assert scores.overlap == pytest.approx([0.75, 0.75, 0.0])  # sum of min(p, q); asleep at the third
     assert scores.ratio == pytest.approx([1.0, 0.0, 0.0])  # min(1, 0.75 / 0.5); q(1) = 0
+    lists = torch.tensor([[[2, 0, -1]] * 3])  # the same laws as lists with an empty place
+    listed = Draft(laws.token_ids, torch.tensor([[[0.25, 0.75, 0.0]] * 3]).log(), 1.0, None, lists)
+    assert score_tokens(TargetLaws(rows, SamplingLaw(1.0)), listed, [0, 1, 0]) == scores
     point = score_tokens(TargetLaws(rows, SamplingLaw(1.0)), Draft(torch.tensor([[0, 2, 1]])), [0, 1, 1])
     assert point.overlap == pytest.approx([0.5, 0.25, 0.25])  # p(x)
     assert point.ratio == pytest.approx([1.0, 0.0, 1.0])
