@@ -1,4 +1,4 @@
-"""`metasd train KIND DATA`: drafters for the user's own target."""
+"""`metasd train KIND DATA`: drafters for the user's own target, and a router of prompts."""
 
 import inspect
 import shlex
@@ -15,6 +15,7 @@ from metasd.training import TRAINERS
 from metasd.training.answers import read_answers
 from metasd.training.distill import distill, is_prompt_file
 from metasd.training.job import Job
+from metasd.training.router import prompts_of
 
 
 def train(
@@ -42,7 +43,7 @@ def train(
     device: DeviceOption = "auto",
     json_file: JsonOption = None,
 ) -> None:
-    """Make a drafter for a target: from prompts, which it answers first, or from ready answers."""
+    """Make a drafter for a target: from prompts, which it answers first, or from answers; or a router, from prompts."""
     trainer = TRAINERS.load(kind)
     options = {
         "epochs": epochs,
@@ -64,12 +65,14 @@ def train(
         loaded = Target.load(target, device=device)
     domains = tuple(domain or ())
     with Bars() as bars:
-        if is_prompt_file(data):
+        if kind == "router" and is_prompt_file(data):
+            answers = prompts_of(loaded, data, domains)  # what the target says to them does not matter
+        elif is_prompt_file(data):
             answers_file = work / f"{data.name.split('.')[0]}-answers.jsonl"
             distill(loaded, data, answers_file, domains, max_new_tokens=max_new_tokens, advance=bars.advance)
+            answers = read_answers(answers_file, loaded.vocab_size, domains)
         else:
-            answers_file = data
-        answers = read_answers(answers_file, loaded.vocab_size, domains)
+            answers = read_answers(data, loaded.vocab_size, domains)
         job = Job(
             target=loaded,
             answers=answers,
@@ -87,9 +90,9 @@ def train(
         )
         facts = trainer(job, **given)
     for name, value in facts.items():
-        if name not in ("recipe", "loss"):
+        if name not in ("recipe", "loss", "use"):
             line(f"{name}: {value}")
-    out.print(f"use it with [bold]--drafters {output}[/bold]", highlight=False)
+    out.print(f"use it with [bold]{facts.get('use', f'--drafters {output}')}[/bold]", highlight=False, soft_wrap=True)
     write_json(json_file, facts)
 
 

@@ -53,8 +53,8 @@ def distill(
         both: each prompt at both temperatures; else they take turns.
         advance: hears of progress.
     """
-    rows = [row for _, row in read_rows(prompts) if _is_wanted(row, domains)]
-    rows.sort(key=lambda row: len(_text(row)))  # prompts of about equal length beside each other: less padding
+    rows = [row for _, row in read_rows(prompts) if is_wanted(row, domains)]
+    rows.sort(key=lambda row: len(text_of(row)))  # prompts of about equal length beside each other: less padding
     if not rows:
         raise refuse("domains", f"some that {prompts.name} holds", ", ".join(domains))
     tasks = [
@@ -76,19 +76,21 @@ def distill(
             advance("answers", num_seen, num_rows, f"temperature {temperature}")
 
 
-def _is_wanted(row: dict[str, Any], domains: Sequence[str]) -> bool:
+def is_wanted(row: dict[str, Any], domains: Sequence[str]) -> bool:
+    """Whether a row is of one of these domains, "translation" standing for "translation-fren" as well; empty: all."""
     domain = str(row.get("domain", ""))
     return not domains or any(domain == name or domain.startswith(f"{name}-") for name in domains)
 
 
-def _text(row: dict[str, Any]) -> str:
+def text_of(row: dict[str, Any]) -> str:
+    """The prompt of a row, or the first of its turns."""
     return str(row["turns"][0] if "turns" in row else row["prompt"])
 
 
 def _answer(target: Target, rows: Sequence[dict[str, Any]], temperature: float, max_new_tokens: int) -> list[str]:
     prompts = []
     for row in rows:
-        text = _text(row)
+        text = text_of(row)
         is_chat = target.tokenizer.chat_template is not None
         prompts.append(target.encode([{"role": "user", "content": text}] if is_chat else text)[-_MAX_PROMPT:])
     longest = max(map(len, prompts))

@@ -69,7 +69,7 @@ def test_from_prompts_to_a_drafter(
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["nothing"], "kind: expected one of ngram-lm, eagle, lm, got 'nothing'"),
+        (["nothing"], "kind: expected one of ngram-lm, eagle, lm, router, got 'nothing'"),
         (["ngram-lm", "--epochs", "3"], "--epochs: expected none for ngram-lm, got 3"),
         (["eagle", "--max-context", "3"], "--max-context: expected none for eagle"),
     ],
