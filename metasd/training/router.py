@@ -42,8 +42,8 @@ def train(job: Job) -> dict[str, Any]:
         "num_prompts": len(train_answers),
         "num_held_out": len(held_out),
         "held_out_accuracy": round(hits / len(held_out), 4) if held_out else None,
-        "domains": ", ".join(domains),
         **job.metadata,
+        "domains": ", ".join(domains),
         "use": f"--bandit router:path={job.output},{domains[0]}=ARM,other=ARM",
     }
 

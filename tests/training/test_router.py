@@ -32,6 +32,7 @@ def test_from_prompts_to_a_router(folder: Path) -> None:
     result = run(folder)
     assert result.exit_code == 0, result.output
     assert "held_out_accuracy: 1.0" in result.output
+    assert "domains: cats, sums" in result.output
     assert "--bandit router:path=" in result.output
     assert not (folder / "out" / "training").exists()  # nothing was answered
     classifier = PromptClassifier.load(folder / "out" / "router.json")
