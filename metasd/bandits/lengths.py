@@ -23,10 +23,7 @@ class Hazards:
 
     def add(self, arm: str, positions: Sequence[Position], evidence: Iterable[Evidence], weight: float = 1.0) -> None:
         """Take what one round says; a negative weight takes it back."""
-        known = self._sums.get(arm)
-        if known is None:
-            known = self._sums[arm] = {}
-        total = known.setdefault(_ALL, [0.0, 0.0])
+        known, total = self._of(arm)
         for position, (reach, accept) in zip(positions, evidence, strict=False):
             sums = known.get(position.key)
             if sums is None:
@@ -36,6 +33,13 @@ class Hazards:
             sums[1] += accepted
             total[0] += weight * reach
             total[1] += accepted
+
+    def _of(self, arm: str) -> tuple[dict[str, list[float]], list[float]]:
+        """An arm's sums by position, and over all of them."""
+        known = self._sums.get(arm)
+        if known is None:
+            known = self._sums[arm] = {_ALL: [0.0, 0.0]}
+        return known, known[_ALL]
 
     def accept(self, arm: str, position: Position, unit: float = 1.0) -> float:
         """Estimated acceptance there, where evidence of weight `unit` counts as one observation."""
@@ -127,10 +131,7 @@ class Hazards:
         Returns:
             how many positions it went on, and how surely it came there.
         """
-        known = self._sums.get(arm)
-        if known is None:
-            known = self._sums[arm] = {}
-        total = known.setdefault(_ALL, [0.0, 0.0])
+        known, total = self._of(arm)
         steps = 0
         for position, accept, on in zip(positions, overlap, ratio, strict=False):
             sums = known.get(position.key)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from metasd.core import TokenScores, refuse
 
 Rates = tuple[float, ...]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Setting:
     def arms(self) -> tuple[str, ...]:
         return tuple(f"arm{i}" for i in range(len(self.segments[0])))
 
-    def rates_at(self, num_tokens: int) -> NDArray[np.float64]:
+    def rates_at(self, num_tokens: int) -> Floats:
         """Acceptance rates `[num_tokens, arms]`."""
         which = np.arange(num_tokens) // self.segment_tokens % len(self.segments)
         return np.asarray(self.segments)[which]
@@ -88,7 +89,7 @@ class World:
         )
         self._tables(overlap, ratio, accept, accepted, elsewhere)
 
-    def _tables(self, overlap: NDArray, ratio: NDArray, accept: NDArray, accepted: NDArray, elsewhere: NDArray) -> None:  # type: ignore[type-arg]
+    def _tables(self, overlap: Floats, ratio: Floats, accept: Floats, accepted: Floats, elsewhere: Floats) -> None:
         """For each token and arm, what a block from there would be."""
         block, length = self.block, self.num_tokens + 1
         windows = np.lib.stride_tricks.sliding_window_view
@@ -119,7 +120,7 @@ class World:
         return self._scores[key]
 
 
-def _beta(generator: np.random.Generator, mean: NDArray[np.float64], concentration: float) -> NDArray[np.float64]:
+def _beta(generator: np.random.Generator, mean: Floats, concentration: float) -> Floats:
     clipped = np.clip(mean, 1e-3, 1 - 1e-3)
     return generator.beta(clipped * concentration, (1 - clipped) * concentration)
 

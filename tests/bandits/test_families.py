@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from bandit_specs import CLASSIFIER
@@ -13,14 +15,14 @@ from metasd.bandits.base import Policy
 from metasd.bandits.exp3 import EXP3
 from metasd.bandits.kl_ucb import divergence, upper_bound
 from metasd.bandits.router import PromptClassifier
-from metasd.core import TokenScores, UsageError
+from metasd.core import RoundRecord, TokenScores, UsageError
 
 PAPER = {"objective": "tokens", "reward": "bd"}
 ARMS = ("a", "b", "c", "d", "null")
 
 
-def round_of(arm: str, value: float, **options: object):  # type: ignore[no-untyped-def]
-    return played(arm, 5, 0, tv=[1 - value] * 5, **options)  # type: ignore[arg-type]
+def round_of(arm: str, value: float, **options: Any) -> RoundRecord:
+    return played(arm, 5, 0, tv=[1 - value] * 5, **options)
 
 
 def play(bandit: Policy, values: dict[str, float], count: int) -> list[str]:
@@ -112,7 +114,7 @@ def shadows(**overlap: float) -> dict[str, TokenScores]:
     return {arm: TokenScores((value,) * 3, (value,) * 3) for arm, value in overlap.items()}
 
 
-def scored(arm: str, accepted: int, **overlap: float):  # type: ignore[no-untyped-def]
+def scored(arm: str, accepted: int, **overlap: float) -> RoundRecord:
     record = played(arm, 5, accepted)
     record.__dict__["token_scores"] = shadows(**overlap)
     return record
@@ -189,7 +191,7 @@ def test_oracle_and_router() -> None:
         assert router.select(offers("a", "b")).arm == wanted
 
 
-def test_classifier_round_trip(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_classifier_round_trip(tmp_path: Path) -> None:
     made = PromptClassifier.fit([("x", [1, 1, 2]), ("y", [3]), ("y", [2, 3])])
     made.save(tmp_path / "c.json")
     loaded = PromptClassifier.load(tmp_path / "c.json")

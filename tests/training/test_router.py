@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from toys import toy_llama, toy_tokenizer
 from typer.testing import CliRunner
 
@@ -23,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *more: str):  # type: ignore[no-untyped-def]
+def run(folder: Path, *more: str) -> Result:
     command = ["train", "router", str(folder / "prompts.jsonl"), "-o", str(folder / "out" / "router.json")]
     return CliRunner().invoke(app, [*command, "--target", str(folder / "toy"), *more])
 
