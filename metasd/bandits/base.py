@@ -107,20 +107,35 @@ class Policy(ABC):
         """Build from the options of a spec such as `ucb:beta=0.1`.
 
         Raises:
-            UsageError: an option is unknown.
+            UsageError: an option is unknown, or of the wrong type.
+        """
+        return cls(setting, **cls.checked(options))
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a spec, in which all numbers are floats, as the parameters want them.
+
+        Raises:
+            UsageError: an option is unknown, or of the wrong type.
         """
         known = {
-            name: parameter
+            name: annotation_name(parameter)
             for base in reversed(cls.__mro__[:-1])  # all but object
             for name, parameter in inspect.signature(base).parameters.items()
-            if name != "setting" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+            if name != "setting"
+            and parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         }
+        given = dict(options)
         for key, value in options.items():
             if key not in known:
                 raise refuse(f"bandit {cls.__name__}", f"options among {', '.join(sorted(known))}", repr(key))
-            if annotation_name(known[key]) == "float" and not (isinstance(value, float) and math.isfinite(value)):
+            if known[key] in ("float", "int") and not (isinstance(value, float) and math.isfinite(value)):
                 raise refuse(key, "a finite number", repr(value))
-        return cls(setting, **options)
+            if known[key] == "int":
+                if value < 0 or value != int(value):
+                    raise refuse(key, "an integer of at least 0", value)
+                given[key] = int(value)
+        return given
 
     def reset(self) -> None:
         """Forget everything."""

@@ -1,30 +1,27 @@
 """Epsilon-greedy: the best arm so far, and now and then any."""
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from metasd.bandits.base import Setting
-from metasd.bandits.generators import load_generator, state_of_generator
 from metasd.bandits.index import Candidate, IndexPolicy
+from metasd.bandits.seeded import SeededPolicy
 from metasd.core import NULL_ARM, Choice, Offer, refuse
 
 
-class EpsilonGreedy(IndexPolicy):
+class EpsilonGreedy(IndexPolicy, SeededPolicy):
     """With probability epsilon an arm at random, else the one with the best mean.
 
     Args:
         setting: what it plays for.
         epsilon: in [0, 1].
-        seed: of its own generator.
-        options: of `Policy`.
+        options: of `SeededPolicy`.
     """
 
-    def __init__(self, setting: Setting, epsilon: float = 0.1, seed: float = 0, **options: Any) -> None:
+    def __init__(self, setting: Setting, epsilon: float = 0.1, **options: Any) -> None:
         if not 0 <= epsilon <= 1:
             raise refuse("epsilon", "a number from 0 to 1", epsilon)
         self._epsilon = float(epsilon)
-        self._random = random.Random(int(seed))
         super().__init__(setting, **options)
 
     def choose(self, available: Mapping[str, Offer]) -> Choice:
@@ -35,9 +32,3 @@ class EpsilonGreedy(IndexPolicy):
 
     def optimism(self, candidates: Sequence[Candidate], rounds: float) -> Sequence[float]:
         return [0.0] * len(candidates)
-
-    def own_state(self) -> dict[str, Any]:
-        return {"generator": state_of_generator(self._random)}
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        load_generator(self._random, state["generator"])

@@ -1,17 +1,16 @@
 """EXP3 (Auer et al. 2002; Bubeck and Cesa-Bianchi 2012): for rewards that may be anything."""
 
 import math
-import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metasd.bandits.base import Policy, Setting
-from metasd.bandits.generators import load_generator, state_of_generator
+from metasd.bandits.base import Setting
+from metasd.bandits.seeded import SeededPolicy
 from metasd.core import NULL_ARM, Choice, Offer, RoundRecord, refuse
 
 
-class EXP3(Policy):
+class EXP3(SeededPolicy):
     """Plays an arm with probability proportional to the exponential of its importance-weighted gains.
 
     Gains are shares of the largest, in [0, 1]. With `gamma` 0 the learning rate falls, eta_t = sqrt(ln K / (t K)); with
@@ -20,15 +19,13 @@ class EXP3(Policy):
     Args:
         setting: what it plays for.
         gamma: in [0, 1].
-        seed: of its own generator.
-        options: of `Policy`.
+        options: of `SeededPolicy`.
     """
 
-    def __init__(self, setting: Setting, gamma: float = 0.0, seed: float = 0, **options: Any) -> None:
+    def __init__(self, setting: Setting, gamma: float = 0.0, **options: Any) -> None:
         if not 0 <= gamma <= 1:
             raise refuse("gamma", "a number from 0 to 1", gamma)
         self._gamma = float(gamma)
-        self._random = random.Random(int(seed))
         super().__init__(setting, **options)
 
     def reset(self) -> None:
@@ -85,9 +82,9 @@ class EXP3(Policy):
             self.gains[arm] *= factor
 
     def own_state(self) -> dict[str, Any]:
-        return {"generator": state_of_generator(self._random), "gains": dict(self.gains)}
+        return super().own_state() | {"gains": dict(self.gains)}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        load_generator(self._random, state["generator"])
+        super().load_own_state(state)
         self.gains = {arm: float(state["gains"][arm]) for arm in self.setting.arms}
         self.begin()

@@ -16,10 +16,10 @@ class ExploreThenCommit(Policy):
         options: of `Policy`; nothing is carried unless asked for.
     """
 
-    def __init__(self, setting: Setting, rounds: float = 2, **options: Any) -> None:
+    def __init__(self, setting: Setting, rounds: int = 2, **options: Any) -> None:
         if not rounds >= 1:
             raise refuse("rounds", "at least 1", rounds)
-        self._rounds = int(rounds)
+        self._rounds = rounds
         super().__init__(setting, **{"carry": "query", **options})
 
     def reset(self) -> None:

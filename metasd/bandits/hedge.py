@@ -1,16 +1,15 @@
 """Hedge with full information (cf. arXiv 2510.20064): arms that are asked have a gain each round, whoever drafted."""
 
 import math
-import random
 from collections.abc import Mapping
 from typing import Any
 
-from metasd.bandits.base import Policy, Setting
-from metasd.bandits.generators import load_generator, state_of_generator
+from metasd.bandits.base import Setting
+from metasd.bandits.seeded import SeededPolicy
 from metasd.core import NULL_ARM, Choice, Offer, refuse
 
 
-class Hedge(Policy):
+class Hedge(SeededPolicy):
     """Plays an arm with probability proportional to exp(rate sqrt(8 t ln K) gain_i), gain_i its mean gain so far in
     [0, 1] and t the rounds: exponential weights with a falling learning rate. Gains are counterfactual rewards, which
     later rounds complete; an arm that nobody asks is known from its own rounds.
@@ -18,18 +17,16 @@ class Hedge(Policy):
     Args:
         setting: what it plays for.
         rate: 1 is the theory's, for gains that an adversary chooses.
-        seed: of its own generator.
-        options: of `Policy`.
+        options: of `SeededPolicy`.
     """
 
     default_reward = "cf"
     needs_scores = True
 
-    def __init__(self, setting: Setting, rate: float = 4.0, seed: float = 0, **options: Any) -> None:
+    def __init__(self, setting: Setting, rate: float = 4.0, **options: Any) -> None:
         if not rate > 0:
             raise refuse("rate", "a number above 0", rate)
         self._rate = float(rate)
-        self._random = random.Random(int(seed))
         super().__init__(setting, **options)
 
     def choose(self, available: Mapping[str, Offer]) -> Choice:
@@ -47,9 +44,3 @@ class Hedge(Policy):
         rate, most = self._rate * math.sqrt(8 * max(rounds, 1.0) * math.log(max(len(arms), 2))), max(gains)
         i = self._random.choices(range(len(arms)), [math.exp(rate * (gain - most)) for gain in gains])[0]
         return Choice(arms[i], lengths[i])
-
-    def own_state(self) -> dict[str, Any]:
-        return {"generator": state_of_generator(self._random)}
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        load_generator(self._random, state["generator"])

@@ -131,22 +131,14 @@ class Hazards:
         Returns:
             how many positions it went on, and how surely it came there.
         """
-        known, total = self._of(arm)
-        steps = 0
-        for position, accept, on in zip(positions, overlap, ratio, strict=False):
-            sums = known.get(position.key)
-            if sums is None:
-                sums = known[position.key] = [0.0, 0.0]
-            accepted = weight * reach * accept
-            sums[0] += weight * reach
-            sums[1] += accepted
-            total[0] += weight * reach
-            total[1] += accepted
+        evidence = list[Evidence]()
+        for _, accept, on in zip(positions, overlap, ratio, strict=False):
+            evidence.append((reach, accept))
             reach *= on
-            steps += 1
             if reach == 0:
                 break
-        return steps, reach
+        self.add(arm, positions, evidence, weight)
+        return len(evidence), reach
 
     def scale(self, factor: float) -> None:
         """Let all evidence count `factor` times as much as before."""

@@ -28,7 +28,7 @@ class Oracle(Fixed):
 
     @classmethod
     def from_options(cls, setting: Setting, options: Mapping[str, Any]) -> Self:
-        common = {key: value for key, value in options.items() if key in ("carry", "decay")}
+        common = cls.checked({key: value for key, value in options.items() if key in ("carry", "decay")})
         return cls(setting, {key: str(value) for key, value in options.items() if key not in common}, **common)
 
     def begin(self) -> None:

@@ -99,7 +99,7 @@ class Router(Oracle):
     def from_options(cls, setting: Setting, options: Mapping[str, Any]) -> Self:
         if "path" not in options:
             raise refuse("router", "path=FILE, from `metasd train router`", "none")
-        own = {key: value for key, value in options.items() if key in ("path", "carry", "decay")}
+        own = cls.checked({key: value for key, value in options.items() if key in ("path", "carry", "decay")})
         return cls(setting, arm_by_label={key: str(value) for key, value in options.items() if key not in own}, **own)
 
     def begin(self) -> None:

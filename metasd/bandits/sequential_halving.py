@@ -18,7 +18,7 @@ class SequentialHalving(ExploreThenCommit):
         options: of `Policy`; nothing is carried unless asked for.
     """
 
-    def __init__(self, setting: Setting, rounds: float = 3, **options: Any) -> None:
+    def __init__(self, setting: Setting, rounds: int = 3, **options: Any) -> None:
         super().__init__(setting, rounds, **options)
 
     def begin(self) -> None:

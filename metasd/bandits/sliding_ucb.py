@@ -19,10 +19,10 @@ class SlidingUCB(UCB):
         options: of `UCB`; nothing fades within the window, so `decay` is 1.
     """
 
-    def __init__(self, setting: Setting, window: float = 40, **options: Any) -> None:
+    def __init__(self, setting: Setting, window: int = 40, **options: Any) -> None:
         if not window >= 1:
             raise refuse("window", "at least 1 round", window)
-        self._window = int(window)
+        self._window = window
         super().__init__(setting, **{"decay": 1.0, **options})
 
     def reset(self) -> None:

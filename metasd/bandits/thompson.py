@@ -20,11 +20,11 @@ class Thompson(IndexPolicy):
         options: of `Policy`.
     """
 
-    def __init__(self, setting: Setting, rounds_per_reward: float = 5.0, seed: float = 0, **options: Any) -> None:
+    def __init__(self, setting: Setting, rounds_per_reward: float = 5.0, seed: int = 0, **options: Any) -> None:
         if not rounds_per_reward > 0:
             raise refuse("rounds_per_reward", "a number above 0", rounds_per_reward)
         self._worth = float(rounds_per_reward)
-        self._generator = np.random.Generator(np.random.PCG64(int(seed)))
+        self._generator = np.random.Generator(np.random.PCG64(seed))
         super().__init__(setting, **options)
 
     def optimism(self, candidates: Sequence[Candidate], rounds: float) -> Sequence[float]:
