@@ -52,27 +52,34 @@ class EagleRecipe:
 
 @dataclass(frozen=True)
 class Batch:
-    """Answers side by side. Index t holds the pair (x_{t+1}, h_t), which predicts x_{t+2}; T pairs, padded behind."""
+    """Answers side by side, T pairs: index t holds (x_{t+1}, h_t), which predicts x_{t+2}. All answers begin at one
+    index, so the pairs before it, of prompts, need no more than keys and values; padded on both sides."""
 
     next_ids: Tensor  # [B, T] int64, x_{t+1}
     features: Tensor  # [B, T, H], h_t
     next_features: Tensor  # [B, T, H], h_{t+1}
     is_output: Tensor  # [B, T] bool: x_{t+2} belongs to the answer
+    num_padded: Tensor  # [B] int64, indices before a sample's first pair
+    first_output: int  # the index at which all answers begin
 
     @classmethod
     def of(cls, samples: Sequence[Sample], device: torch.device) -> "Batch":
-        longest = max(len(sample.token_ids) for sample in samples) - 2
+        pairs = [len(sample.token_ids) - 2 for sample in samples]
+        contexts = [max(count - sample.num_outputs, 0) for count, sample in zip(pairs, samples, strict=True)]
+        longest = max(contexts) + max(count - context for count, context in zip(pairs, contexts, strict=True))
         size = samples[0].features.shape[1]
         next_ids = torch.zeros(len(samples), longest, dtype=torch.int64)
         features, next_features = torch.zeros(2, len(samples), longest, size)
         is_output = torch.zeros(len(samples), longest, dtype=torch.bool)
-        for i, sample in enumerate(samples):
-            count = len(sample.token_ids) - 2
-            next_ids[i, :count] = sample.token_ids[1:-1]
-            features[i, :count] = sample.features[:-2]
-            next_features[i, :count] = sample.features[1:-1]
-            is_output[i, max(count - sample.num_outputs, 0) : count] = True
-        return cls(*(part.to(device) for part in (next_ids, features, next_features, is_output)))
+        num_padded = max(contexts) - torch.tensor(contexts)
+        for i, (sample, count) in enumerate(zip(samples, pairs, strict=True)):
+            own = slice(int(num_padded[i]), int(num_padded[i]) + count)
+            next_ids[i, own] = sample.token_ids[1:-1]
+            features[i, own] = sample.features[:-2]
+            next_features[i, own] = sample.features[1:-1]
+            is_output[i, max(contexts) : own.stop] = True
+        parts = (next_ids, features, next_features, is_output, num_padded)
+        return cls(*(part.to(device) for part in parts), first_output=max(contexts))
 
 
 @dataclass
@@ -101,38 +108,48 @@ def choose_draft_ids(
     return order[: min(size, vocab_size)].sort().values
 
 
-def unroll(head: EagleHead, batch: Batch, embedding: Tensor, num_steps: int, noise: float = 0.0) -> Iterator[Tensor]:
-    """The head's outputs `[B, T, H]` at each depth of drafting, the first from the target's features."""
+def unroll(
+    head: EagleHead, batch: Batch, embedding: Tensor, num_steps: int, first: int, noise: float = 0.0
+) -> Iterator[Tensor]:
+    """The head's outputs `[B, T - first, H]` at each depth of drafting, the first from the target's features.
+
+    Those of depth s, counted from 0, hold from index `first + s` on: before it nothing says what the head is fed.
+    """
     embedded = functional.embedding(batch.next_ids, embedding)
     features = batch.features
     if noise:
         features = features + noise * (2 * torch.rand_like(features) - 1)
     length = batch.next_ids.shape[1]
     groups = head.config.num_heads // head.config.num_kv_heads
+    index = torch.arange(length, device=embedded.device)
+    rows = index[first:, None]
+    padded = index < batch.num_padded[:, None, None, None]  # [B, 1, 1, T]
     past: list[tuple[Tensor, Tensor]] = []  # keys and values of each step, for each query head
     for step in range(num_steps):
-        residual, x = head.enter(embedded, features)
-        queries, keys, values = head.attention_states(x, 0)
+        begin = first if step else 0
+        residual, x = head.enter(embedded[:, begin:], features)
+        queries, keys, values = head.attention_states(x, begin)
         keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
         past.append((keys, values))
         if step == 0:
-            attended = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+            seen = ((index <= rows) & ~padded) | (index == rows)
+            attended = functional.scaled_dot_product_attention(queries[:, :, first:], keys, values, attn_mask=seen)
+            residual = residual[:, first:]
         else:
-            attended = _attend(queries, past, length)
+            attended = _attend(queries, past, (index <= rows - step) & ~padded)
         out = head.leave(residual, attended)
         yield out
         features = functional.pad(out, (0, 0, 1, 0))[:, :-1]  # index t is fed what index t - 1 said
 
 
-def _attend(queries: Tensor, past: Sequence[tuple[Tensor, Tensor]], length: int) -> Tensor:
+def _attend(queries: Tensor, past: Sequence[tuple[Tensor, Tensor]], seen: Tensor) -> Tensor:
     """Attention in step s: to the target's positions up to t - s, and to the s own ones behind them."""
-    step = len(past) - 1
+    step, (num_queries, length) = len(past) - 1, seen.shape[-2:]
     scale = queries.shape[-1] ** -0.5
-    mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril(-step)
-    scores = [(queries @ past[0][0].transpose(-1, -2) * scale).masked_fill(~mask, -math.inf)]
+    scores = [(queries @ past[0][0].transpose(-1, -2) * scale).masked_fill(~seen, -math.inf)]
     shifted = []
     for i in range(1, step + 1):
-        keys, values = (functional.pad(part, (0, 0, step - i, 0))[:, :, :length] for part in past[i])
+        keys, values = (functional.pad(part, (0, 0, step - i, 0))[:, :, :num_queries] for part in past[i])
         scores.append((queries * keys).sum(-1, keepdim=True) * scale)
         shifted.append(values)
     weights = torch.cat(scores, dim=-1).softmax(-1)
@@ -144,19 +161,22 @@ def _attend(queries: Tensor, past: Sequence[tuple[Tensor, Tensor]], length: int)
 
 def loss_of(head: EagleHead, batch: Batch, vocabulary: Vocabulary, recipe: EagleRecipe) -> Tensor:
     """Mean loss per answer token, over all steps."""
-    chosen = batch.is_output.flatten().nonzero().squeeze(1)
-    own, targets = chosen, batch.next_features.flatten(0, 1)
+    num_steps = len(recipe.step_weights)
+    first = max(batch.first_output - (num_steps - 1), 0)
+    own = batch.is_output[:, first:].flatten().nonzero().squeeze(1)
+    targets = batch.next_features[:, first:].flatten(0, 1)[own]
     with torch.no_grad():
-        laws = _target_laws(targets[own], vocabulary, recipe)
+        laws = _target_laws(targets, vocabulary, recipe)
     total = torch.zeros((), device=targets.device)
-    position = torch.arange(batch.next_ids.shape[1], device=targets.device).expand_as(batch.next_ids).flatten()
-    for step, out in enumerate(unroll(head, batch, vocabulary.embedding, len(recipe.step_weights), recipe.noise)):
-        flat = out.flatten(0, 1)
-        usable = (position[own] >= step).float()  # index t of step s began at index t - s
-        kl, tv = _distances(flat[own], laws, recipe.tv_temperature)
+    index = torch.arange(first, batch.next_ids.shape[1], device=targets.device)
+    num_before = (index - batch.num_padded[:, None]).flatten()[own]  # pairs of the sample before an index
+    for step, out in enumerate(unroll(head, batch, vocabulary.embedding, num_steps, first, recipe.noise)):
+        said = out.flatten(0, 1)[own]
+        usable = (num_before >= step).float()  # index t of step s began at index t - s
+        kl, tv = _distances(said, laws, recipe.tv_temperature)
         loss = ((kl + recipe.tv_weight * tv) * usable).sum() / usable.sum().clamp(min=1)
         if step == 0 and recipe.feature_weight:
-            loss = loss + recipe.feature_weight * functional.smooth_l1_loss(flat[own], targets[own])
+            loss = loss + recipe.feature_weight * functional.smooth_l1_loss(said, targets)
         total = total + recipe.step_weights[step] * loss
     return total / sum(recipe.step_weights)
 
@@ -198,16 +218,16 @@ def held_out_acceptance(
     hits, count = torch.zeros(num_steps), 0
     for first in range(0, len(samples), 8):
         batch = Batch.of(samples[first : first + 8], device)
-        wanted = torch.cat(
-            [(part @ vocabulary.head.T).argmax(-1) for part in batch.next_features.flatten(0, 1).split(_CHUNK)]
-        )
-        wanted = wanted.view_as(batch.next_ids)
-        base = batch.is_output.clone()  # index t of the first depth; depth s looks at index t + s
-        alive = base.clone()
-        count += int(base.sum())
-        for step, out in enumerate(unroll(head, batch, vocabulary.embedding, num_steps)):
+        begin = batch.first_output
+        is_output = batch.is_output[:, begin:]
+        next_features = batch.next_features[:, begin:].flatten(0, 1)
+        wanted = torch.cat([(part @ vocabulary.head.T).argmax(-1) for part in next_features.split(_CHUNK)])
+        wanted = wanted.view(is_output.shape)
+        alive = is_output.clone()  # by index of the first depth; depth s looks at index t + s
+        count += int(alive.sum())
+        for step, out in enumerate(unroll(head, batch, vocabulary.embedding, num_steps, begin)):
             guess = vocabulary.draft_ids[(out @ vocabulary.draft_head.T).argmax(-1)]
-            match = functional.pad((guess == wanted) & batch.is_output, (0, step))[:, step:]
+            match = functional.pad((guess == wanted) & is_output, (0, step))[:, step:]
             alive &= match
             hits[step] += float(alive.sum())
     return (hits / max(count, 1)).tolist()

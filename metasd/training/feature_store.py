@@ -15,7 +15,7 @@ from metasd.core import MetaSDError
 from metasd.features import LAST, FeatureTap
 from metasd.training.answers import Answer
 
-CONTEXT = 128
+CONTEXT = 512
 """So many of a prompt's last tokens are kept beside the answer's: a head's attention sees what is near."""
 _BATCH_TOKENS = 4096
 

@@ -71,7 +71,7 @@ def samples_of(target: Target, answers: list[Answer], folder: Path) -> list[Samp
 def test_stored_features_are_the_targets(answers: list[Answer], tmp_path: Path) -> None:
     """Also of an answer behind a long prompt, of which the last tokens are kept."""
     target = toy_target()
-    long = Answer("", "", 0.0, tuple(range(1, CONTEXT + 40)), (5, 6, 7))
+    long = Answer("", "", 0.0, tuple(i % 300 + 1 for i in range(CONTEXT + 39)), (5, 6, 7))
     samples = samples_of(target, [*answers[:3], long], tmp_path)
     for answer, sample in zip([*answers[:3], long], samples, strict=True):
         ids = torch.tensor([answer.prompt_ids + answer.output_ids])
@@ -113,8 +113,12 @@ def test_unrolling_sees_what_drafting_sees(answers: list[Answer], tmp_path: Path
         drafted = [*text[:start], *made.token_ids[0].tolist(), 0, 0]
         forced = Sample(torch.tensor(drafted), torch.cat([hidden[:start], torch.zeros(5, 48)]), 5)
         matrix = target.model.get_output_embeddings().weight
-        for step, out in enumerate(unroll(head, Batch.of([forced], target.device), vocabulary(target).embedding, 3)):
-            assert int((out[0, start - 2 + step] @ matrix.T).argmax()) == made.token_ids[0, step]
+        longer = Sample(torch.arange(9, 23), torch.randn(14, 48), 5)  # pads the prompt of the other
+        batch = Batch.of([forced, longer], target.device)
+        for first in (0, start - 2):
+            index = start - 2 + int(batch.num_padded[0]) - first
+            for step, out in enumerate(unroll(head, batch, vocabulary(target).embedding, 3, first)):
+                assert int((out[0, index + step] @ matrix.T).argmax()) == made.token_ids[0, step]
     assert sample.num_outputs == 24
 
 
