@@ -78,8 +78,14 @@ class Batch:
             features[i, own] = sample.features[:-2]
             next_features[i, own] = sample.features[1:-1]
             is_output[i, max(contexts) : own.stop] = True
-        parts = (next_ids, features, next_features, is_output, num_padded)
-        return cls(*(part.to(device) for part in parts), first_output=max(contexts))
+        return cls(
+            next_ids.to(device),
+            features.to(device),
+            next_features.to(device),
+            is_output.to(device),
+            num_padded.to(device),
+            max(contexts),
+        )
 
 
 @dataclass
