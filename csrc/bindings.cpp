@@ -111,6 +111,26 @@ class BoundNgramTable {
         return {law.num_listed, law.match_length};
     }
 
+    std::vector<std::int32_t> laws(std::vector<std::int32_t> context, const std::vector<std::int32_t>& token_ids,
+                                   py::array_t<std::int64_t, py::array::c_style>& ids,
+                                   py::array_t<float, py::array::c_style>& logits) const {
+        const auto count = static_cast<py::ssize_t>(token_ids.size());
+        if (ids.ndim() != 2 || logits.ndim() != 2 || ids.shape(0) != count || logits.shape(0) != count ||
+            ids.shape(1) != logits.shape(1)) {
+            throw py::value_error("ids and logits: expected a row for each token, and the same shape");
+        }
+        const auto width = static_cast<std::size_t>(ids.shape(1));
+        std::int64_t* id_rows = ids.mutable_data();
+        float* logit_rows = logits.mutable_data();
+        std::vector<std::int32_t> match_lengths;
+        for (std::size_t i = 0; i < token_ids.size(); ++i) {
+            const std::span<std::int64_t> row_ids{id_rows + i * width, width};
+            match_lengths.push_back(table_.law(context, row_ids, {logit_rows + i * width, width}).match_length);
+            context.push_back(token_ids[i]);
+        }
+        return match_lengths;
+    }
+
     std::int32_t max_context() const { return table_.max_context(); }
 
   private:
@@ -379,5 +399,7 @@ PYBIND11_MODULE(_C, module) {
     py::class_<BoundNgramTable>(module, "NgramTable")
         .def(py::init<const py::sequence&>(), py::arg("levels"))
         .def("law", &BoundNgramTable::law, py::arg("context"), py::arg("ids").noconvert(), py::arg("logits").noconvert())
+        .def("laws", &BoundNgramTable::laws, py::arg("context"), py::arg("token_ids"), py::arg("ids").noconvert(),
+             py::arg("logits").noconvert())
         .def("max_context", &BoundNgramTable::max_context);
 }

@@ -4,7 +4,7 @@ One record for each emitted token and arm asked, (min(1, q(y) / p(y)), 1 - TV(p,
 counterfactual rewards all come from it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ def score_round(
 ) -> dict[str, TokenScores]:
     """The scores of each arm asked, for as many of the round's tokens as it has laws for.
 
+    Arms with laws of one form are compared with the target's side by side.
+
     Args:
         rows: `[1, M, V]`, the target's processed rows of the round.
         laws: by arm, of at least one position.
@@ -57,11 +59,25 @@ def score_round(
         law: the target's.
     """
     target = TargetLaws(rows[0, : len(token_ids)], law)
-    found = {}
+    alike: dict[Hashable, dict[str, Draft]] = {}
     for arm, draft in laws.items():
         count = min(draft.num_tokens, len(token_ids))
-        found[arm] = score_tokens(target, first_tokens(draft, count), token_ids[:count])
-    return found
+        alike.setdefault(_form(draft, count), {})[arm] = first_tokens(draft, count)
+    found: dict[str, TokenScores] = {}
+    for group in alike.values():
+        count = next(iter(group.values())).num_tokens
+        found |= zip(group, _score(target, list(group.values()), token_ids[:count]), strict=True)
+    return {arm: found[arm] for arm in laws}
+
+
+def _form(laws: Draft, num_tokens: int) -> Hashable:
+    """Equal for drafts whose rows can be laid side by side."""
+    if laws.logits is None:
+        return num_tokens
+    ids = laws.draft_to_target
+    if ids is None or ids.dim() != 3 or laws.cutoff is not None:
+        return id(laws)
+    return num_tokens, laws.logits.shape[-1], laws.temperature
 
 
 def score_tokens(target: TargetLaws, laws: Draft, token_ids: Sequence[int]) -> TokenScores:
@@ -72,20 +88,25 @@ def score_tokens(target: TargetLaws, laws: Draft, token_ids: Sequence[int]) -> T
         laws: the drafter's, from `Drafter.score`, or those of its draft.
         token_ids: the m tokens y.
     """
-    guessed = laws.token_ids[0]
+    return _score(target, [laws], token_ids)[0]
+
+
+def _score(target: TargetLaws, arms: Sequence[Draft], token_ids: Sequence[int]) -> list[TokenScores]:
+    """The scores of arms whose laws have one form, A arms and m tokens."""
+    guessed = torch.cat([laws.token_ids for laws in arms])  # [A, m]
     emitted = torch.tensor(token_ids, device=guessed.device).unsqueeze(-1)
     p_emitted = target(emitted).squeeze(-1)
-    if laws.logits is None:
+    if arms[0].logits is None:
         q_emitted = (guessed == emitted.squeeze(-1)).float()
-        overlap = target(guessed.unsqueeze(-1)).squeeze(-1)
+        overlap = target(guessed.T).T
     else:
-        ids = _listed_ids(laws)
-        q = _listed_law(laws)
-        q_emitted = (q * (ids == emitted)).sum(-1)
-        overlap = torch.minimum(target(ids), q).sum(-1)
+        ids = torch.stack([_listed_ids(laws) for laws in arms], dim=1)  # [m, A, S]
+        q = torch.stack([_listed_law(laws) for laws in arms], dim=1)
+        q_emitted = (q * (ids == emitted.unsqueeze(-1))).sum(-1).T
+        overlap = torch.minimum(target(ids.flatten(1)).view_as(q), q).sum(-1).T
     ratio = (q_emitted / p_emitted).clamp(max=1).nan_to_num()
     scores = torch.where(guessed >= 0, torch.stack([ratio, overlap]), 0).tolist()
-    return TokenScores(tuple(scores[0]), tuple(scores[1]))
+    return [TokenScores(tuple(ratios), tuple(overlaps)) for ratios, overlaps in zip(*scores, strict=True)]
 
 
 def first_tokens(laws: Draft, num_tokens: int) -> Draft:

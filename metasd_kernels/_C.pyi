@@ -155,5 +155,26 @@ class NgramTable:
             ValueError: `ids` and `logits` do not have one dimension and the same length.
         """
 
+    def laws(
+        self,
+        context: Sequence[int],
+        token_ids: Sequence[int],
+        ids: NDArray[np.int64],
+        logits: NDArray[np.float32],
+    ) -> list[int]:
+        """Write the laws behind `context` and behind each of the tokens that follow it but the last.
+
+        Args:
+            context: token ids.
+            token_ids: m of them, behind the context.
+            ids, logits: `[m, S]`, written: row i as by `law` before `token_ids[i]`.
+
+        Returns:
+            of each law, the tokens of the longest known context.
+
+        Raises:
+            ValueError: `ids` and `logits` do not have m rows and the same shape.
+        """
+
     def max_context(self) -> int:
         """Tokens of the longest contexts."""

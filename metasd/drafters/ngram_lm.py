@@ -96,14 +96,18 @@ class NgramLMDrafter(Drafter):
         """See `Drafter.score`."""
         ids = torch.empty(len(token_ids), MAX_LISTED, dtype=torch.int64)
         logits = torch.empty(len(token_ids), MAX_LISTED)
-        is_awake = torch.empty(len(token_ids), dtype=torch.bool)
-        for i, token in enumerate(token_ids):
-            _, match_length = self._table.law(self._context, ids[i].numpy(), logits[i].numpy())
-            is_awake[i] = match_length >= self._min_match
-            self.commit([token])
+        match_lengths = self._table.laws(self._context, token_ids, ids.numpy(), logits.numpy())
+        self.commit(token_ids)
         device = self.target.device
-        laws = scored(logits.to(device), self._law, ids.to(device))
-        return replace(laws, token_ids=laws.token_ids.masked_fill(~is_awake.to(device), -1))
+        laws = (
+            Draft(ids[None, :, 0].to(device))  # the most probable comes first
+            if self._law.is_greedy
+            else scored(logits.to(device), self._law, ids.to(device))
+        )
+        if min(match_lengths) >= self._min_match:
+            return laws
+        is_asleep = torch.tensor([length < self._min_match for length in match_lengths], device=device)
+        return replace(laws, token_ids=laws.token_ids.masked_fill(is_asleep, -1))
 
     def memory_bytes(self) -> dict[str, int]:
         return {"table": self._bytes}

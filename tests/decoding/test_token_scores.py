@@ -11,7 +11,7 @@ from toys import PROMPT, engine_of, toy_target
 from metasd import SamplingParams
 from metasd.core import Draft, SamplingLaw
 from metasd.matrix import score_answer
-from metasd.scores import TargetLaws, score_tokens
+from metasd.scores import TargetLaws, first_tokens, score_round, score_tokens
 from metasd.training.answers import Answer
 
 ARMS = ["eagle", "eagle-3", "lm", "ngram-lm", "early-exit", "suffix"]
@@ -78,3 +78,34 @@ def test_by_hand() -> None:
     greedy = score_tokens(TargetLaws(rows, SamplingLaw(0.0)), Draft(torch.tensor([[0, 2, -1]])), [0, 0, 0])
     assert greedy.overlap == greedy.ratio == (1.0, 0.0, 0.0)
     assert math.isclose(sum(point.overlap), 1.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_arms_side_by_side_have_the_scores_they_have_alone(temperature: float) -> None:
+    """Point masses, lists of two widths and temperatures, whole vocabularies, and one that was drafted, hence short."""
+    torch.manual_seed(0)
+    law, tokens = SamplingLaw(temperature, top_k=5 if temperature else 0), [3, 1, 4, 1, 5]
+
+    def point(num_tokens: int = 5) -> Draft:
+        return Draft(torch.randint(-1, 9, (1, num_tokens)))
+
+    def listed(width: int, own_temperature: float = 0.7) -> Draft:
+        lists = torch.stack([torch.randperm(9)[:width] for _ in range(5)])
+        lists[:, -1] = -1
+        logits = torch.randn(1, 5, width)
+        logits[..., -1] = -torch.inf
+        return Draft(lists[None, :, 0], logits, own_temperature, None, lists.unsqueeze(0))
+
+    laws = {"a": point(), "b": point(), "drafted": point(3)}
+    if temperature:
+        laws |= {"c": listed(4), "d": listed(4), "wide": listed(6), "cool": listed(4, 0.35)}
+        laws |= {"whole": Draft(torch.randint(9, (1, 5)), torch.randn(1, 5, 9), 0.7)}
+    rows = torch.randn(1, 6, 9)
+    together = score_round(rows, laws, tokens, law)
+    assert list(together) == list(laws)
+    target = TargetLaws(rows[0, :5], law)
+    for arm, draft in laws.items():
+        count = draft.num_tokens
+        alone = score_tokens(target, first_tokens(draft, count), tokens[:count])
+        assert together[arm].ratio == pytest.approx(alone.ratio, abs=1e-6), arm
+        assert together[arm].overlap == pytest.approx(alone.overlap, abs=1e-6), arm

@@ -120,12 +120,29 @@ def test_bad_tables(levels: list[Level], match: str) -> None:
         NgramTable(levels)
 
 
+def test_laws_of_a_text_are_those_of_its_tokens() -> None:
+    text = random.Random(3).choices(range(9), k=300)
+    table, before, behind = table_of(text, 3), text[:2], [*text[2:7], 8]
+    ids, logits = np.empty((6, 12), np.int64), np.empty((6, 12), np.float32)
+    lengths = table.laws(before, behind, ids, logits)
+    for i in range(6):
+        own_ids, own_logits = np.empty(12, np.int64), np.empty(12, np.float32)
+        _, length = table.law([*before, *behind[:i]], own_ids, own_logits)
+        assert length == lengths[i]
+        assert np.array_equal(own_ids, ids[i])
+        assert np.array_equal(own_logits, logits[i])
+
+
 def test_bad_outputs() -> None:
     table, narrow = NgramTable(good()), np.empty(3, np.int32)
     with pytest.raises(ValueError, match="same length"):
         table.law([1], np.empty(3, np.int64), np.empty(4, np.float32))
     with pytest.raises(TypeError):
         table.law([1], narrow, np.empty(3, np.float32))
+    with pytest.raises(ValueError, match="a row for each token"):
+        table.laws([1], [2, 3], np.empty((1, 4), np.int64), np.empty((1, 4), np.float32))
+    with pytest.raises(ValueError, match="same shape"):
+        table.laws([1], [2], np.empty((1, 4), np.int64), np.empty((1, 5), np.float32))
 
 
 def test_a_law_takes_microseconds() -> None:
