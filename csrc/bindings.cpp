@@ -100,9 +100,10 @@ class BoundNgramTable {
   public:
     explicit BoundNgramTable(const py::sequence& levels) : table_(views(levels)), owner_(levels) {}
 
-    std::pair<std::int32_t, std::int32_t> law(const std::vector<std::int32_t>& context,
-                                              py::array_t<std::int64_t, py::array::c_style>& ids,
-                                              py::array_t<float, py::array::c_style>& logits) const {
+    using Ids = py::array_t<std::int64_t, py::array::c_style>;
+    using Logits = py::array_t<float, py::array::c_style>;
+
+    std::pair<std::int32_t, std::int32_t> law(const std::vector<std::int32_t>& context, Ids& ids, Logits& logits) const {
         if (ids.ndim() != 1 || logits.ndim() != 1 || ids.size() != logits.size()) {
             throw py::value_error("ids and logits: expected one dimension and the same length");
         }
@@ -111,24 +112,15 @@ class BoundNgramTable {
         return {law.num_listed, law.match_length};
     }
 
-    std::vector<std::int32_t> laws(std::vector<std::int32_t> context, const std::vector<std::int32_t>& token_ids,
-                                   py::array_t<std::int64_t, py::array::c_style>& ids,
-                                   py::array_t<float, py::array::c_style>& logits) const {
+    std::vector<std::int32_t> laws(std::vector<std::int32_t> context, const std::vector<std::int32_t>& token_ids, Ids& ids,
+                                   Logits& logits) const {
         const auto count = static_cast<py::ssize_t>(token_ids.size());
-        if (ids.ndim() != 2 || logits.ndim() != 2 || ids.shape(0) != count || logits.shape(0) != count ||
-            ids.shape(1) != logits.shape(1)) {
+        const auto fits = [&](const py::array& rows) { return rows.ndim() == 2 && rows.shape(0) == count; };
+        if (!fits(ids) || !fits(logits) || logits.size() != ids.size()) {
             throw py::value_error("ids and logits: expected a row for each token, and the same shape");
         }
-        const auto width = static_cast<std::size_t>(ids.shape(1));
-        std::int64_t* id_rows = ids.mutable_data();
-        float* logit_rows = logits.mutable_data();
-        std::vector<std::int32_t> match_lengths;
-        for (std::size_t i = 0; i < token_ids.size(); ++i) {
-            const std::span<std::int64_t> row_ids{id_rows + i * width, width};
-            match_lengths.push_back(table_.law(context, row_ids, {logit_rows + i * width, width}).match_length);
-            context.push_back(token_ids[i]);
-        }
-        return match_lengths;
+        const auto size = static_cast<std::size_t>(ids.size());
+        return table_.laws(std::move(context), token_ids, {ids.mutable_data(), size}, {logits.mutable_data(), size});
     }
 
     std::int32_t max_context() const { return table_.max_context(); }

@@ -100,4 +100,16 @@ NgramLaw NgramTable::law(std::span<const std::int32_t> context, std::span<std::i
     return {static_cast<std::int32_t>(listed.size()), static_cast<std::int32_t>(num_matches) - 1};
 }
 
+std::vector<std::int32_t> NgramTable::laws(std::vector<std::int32_t> context, std::span<const std::int32_t> token_ids,
+                                           std::span<std::int64_t> ids, std::span<float> logits) const {
+    std::vector<std::int32_t> match_lengths;
+    const std::size_t width = token_ids.empty() ? 0 : ids.size() / token_ids.size();
+    for (std::size_t i = 0; i < token_ids.size(); ++i) {
+        const auto row = law(context, ids.subspan(i * width, width), logits.subspan(i * width, width));
+        match_lengths.push_back(row.match_length);
+        context.push_back(token_ids[i]);
+    }
+    return match_lengths;
+}
+
 }  // namespace metasd

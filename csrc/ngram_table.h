@@ -35,6 +35,11 @@ class NgramTable {
     // probabilities. Unused slots get -1 and -inf.
     NgramLaw law(std::span<const std::int32_t> context, std::span<std::int64_t> ids, std::span<float> logits) const;
 
+    // The same behind `context` and behind each of `token_ids`, which follow it, but the last: a row of `ids` and `logits`
+    // for each of them. Returns the match lengths.
+    std::vector<std::int32_t> laws(std::vector<std::int32_t> context, std::span<const std::int32_t> token_ids,
+                                   std::span<std::int64_t> ids, std::span<float> logits) const;
+
     std::int32_t max_context() const { return static_cast<std::int32_t>(levels_.size()) - 1; }
 
     static std::uint32_t key(std::uint64_t state) { return static_cast<std::uint32_t>(state >> 32); }

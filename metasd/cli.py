@@ -29,9 +29,11 @@ from metasd.console import (
     progress,
     status,
     write_json,
+    write_text,
 )
 from metasd.core import MetaSDError, UsageError, jsonable, refuse
 from metasd.engine import MetaSD
+from metasd.integrations.prometheus import PrometheusMetrics
 from metasd.metrics import GenerationResult
 from metasd.prompts import BUILT_IN, PromptRecord, read_prompts
 from metasd.target import Target
@@ -72,9 +74,13 @@ def generate(
     stream: Annotated[bool, typer.Option(help="Show the text as it comes.")] = True,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
+    metrics_file: Annotated[
+        Path | None, typer.Option("--metrics", help="Write the run's metrics to this file, in Prometheus' text format.")
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Decode one prompt, then show what each drafter did, and the speed."""
+    metrics = PrometheusMetrics() if metrics_file is not None else None
     text = _prompt_text(prompt, prompt_file)
     params = SamplingParams(
         temperature=temperature,
@@ -115,6 +121,9 @@ def generate(
     if plain is not None:
         line(report.speed_line("plain", plain))
         line(report.comparison_line(result, plain, params.law.is_greedy))
+    if metrics is not None:
+        metrics.observe(result)
+        write_text(metrics_file, metrics.text(), "--metrics")
     write_json(
         json_file,
         {"result": report.result_json(result), "plain": report.result_json(plain) if plain else None},

@@ -87,9 +87,18 @@ def write_json(path: Path | None, facts: dict[str, Any]) -> None:
     Raises:
         MetaSDError: it cannot be written.
     """
+    write_text(path, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "--json")
+
+
+def write_text(path: Path | None, text: str, option: str) -> None:
+    """Write a text, where a file was asked for by this option.
+
+    Raises:
+        MetaSDError: it cannot be written.
+    """
     if path is None:
         return
     try:
-        path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise MetaSDError(f"--json: cannot write {str(path)!r}: {error.strerror}") from None
+        raise MetaSDError(f"{option}: cannot write {str(path)!r}: {error.strerror}") from None

@@ -17,7 +17,7 @@ MAX_LINES = 400
 FLOORS = [
     {"cli", "cli_matrix", "cli_simulate", "cli_train", "__main__"},
     {"report"},
-    {"check", "prompts"},
+    {"check", "integrations", "prompts"},
     {"matrix", "simulation"},
     {"training"},
     {"__init__", "engine"},
