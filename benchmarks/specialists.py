@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=8, help="prompts of each domain")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--lengths", default="1,2,3,4", help="block lengths that are timed")
+    parser.add_argument("--domains", default=",".join(DOMAINS))
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -49,7 +50,7 @@ def main() -> None:
     params = SamplingParams(max_new_tokens=options.max_new_tokens)
     found: dict[str, dict[str, Any]] = {}
     with Progress(console=Console(stderr=True)) as progress:
-        for domain in DOMAINS:
+        for domain in options.domains.split(","):
             records = [each for each in read_prompts(options.prompts) if in_domain(each.domain, domain)]
             chosen = [records[i * len(records) // options.num] for i in range(min(options.num, len(records)))]
             prompts = [target.encode([{"role": "user", "content": record.text}]) for record in chosen]

@@ -12,6 +12,7 @@ import typer
 from metasd import check as checks
 from metasd import report
 from metasd.bandits import load_state, save_state
+from metasd.cli_bench import bench
 from metasd.cli_matrix import matrix_command
 from metasd.cli_simulate import simulate
 from metasd.cli_train import train
@@ -181,6 +182,7 @@ def check(
         raise typer.Exit(1)
 
 
+app.command()(bench)
 app.command()(train)
 app.command("matrix")(matrix_command)
 app.command()(simulate)

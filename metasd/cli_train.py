@@ -98,5 +98,5 @@ def train(
 
 def _command() -> str:
     """What was typed, with files by their names: folders are of this machine."""
-    words = [Path(word).name if "/" in word and Path(word).exists() else word for word in sys.argv[1:]]
+    words = [Path(word).name if "/" in word and Path(word).parent.is_dir() else word for word in sys.argv[1:]]
     return shlex.join(["metasd", *words])
