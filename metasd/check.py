@@ -71,7 +71,7 @@ def check_greedy(engine: MetaSD, prompt: str, max_new_tokens: int, on_chat: bool
     params = SamplingParams(max_new_tokens=max_new_tokens)
     answer = engine.generate(ids, params).token_ids
     plain = engine.generate_plain(ids, params).token_ids
-    yield _compare(engine, prompt, ids, answer, plain, "plain")
+    yield compare(engine, prompt, ids, answer, plain, "plain")
     model = engine.target.model
     with torch.inference_mode():
         prompt_ids = torch.tensor([ids], device=engine.target.device)
@@ -86,12 +86,13 @@ def check_greedy(engine: MetaSD, prompt: str, max_new_tokens: int, on_chat: bool
             eos_token_id=sorted(engine.target.eos_token_ids) or None,
             pad_token_id=0,
         )
-    yield _compare(engine, prompt, ids, answer, generated[0, len(ids) :].tolist(), "transformers")
+    yield compare(engine, prompt, ids, answer, generated[0, len(ids) :].tolist(), "transformers")
 
 
-def _compare(
+def compare(
     engine: MetaSD, prompt: str, prompt_ids: list[int], answer: list[int], reference: list[int], name: str
 ) -> GreedyOutcome:
+    """A greedy answer beside a reference, called `name`; where they part, how near a tie the target's choice was."""
     model = engine.target.model
     threshold = NEAR_TIE
     if answer == reference:

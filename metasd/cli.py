@@ -1,4 +1,4 @@
-"""The command line: `metasd generate | check | train | matrix | info`. Exit codes: 0, 1 (failure), 2 (usage)."""
+"""The command line, `metasd generate` and its like. Exit codes: 0, 1 (failure), 2 (usage)."""
 
 import os
 import sys
