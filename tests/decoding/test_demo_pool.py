@@ -26,7 +26,7 @@ def target() -> Target:
 def test_each_domain_has_its_counts_and_there_is_a_head() -> None:
     names = {entry.name for entry in demo.entries()}
     assert {f"ngram-lm-{name}" for name in (*DOMAINS, "generalist", "fren", "zhen", "jaen")} <= names
-    assert {"eagle-generalist", "eagle-math"} <= names
+    assert {f"eagle-{name}" for name in ("code", "qa", "summarization", "math", "generalist")} <= names
 
 
 def test_files_are_those_of_the_manifest() -> None:
